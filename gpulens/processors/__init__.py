@@ -1,0 +1,1 @@
+"""Processors: one folder a component, named as in the YAML; nothing is imported until a file names it."""
