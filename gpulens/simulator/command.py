@@ -1,0 +1,107 @@
+"""`gpulens simulate WORLD.yaml`: a node as a program.
+
+Invariant: it tells where everything listens before it does anything else, and ends on SIGTERM or SIGINT alone
+(or when the asked-for time is over) with the socket file removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gpulens.simulator.reading import shipped_worlds
+from gpulens.simulator.schema import parse_duration
+from gpulens.simulator.server import Simulator, serve
+from gpulens.simulator.world import World
+
+DEFAULT_DCGM = "127.0.0.1:9400"
+DEFAULT_GKE = "127.0.0.1:2112"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `simulate` takes: its names in the namespace are those of its parameters."""
+    known = ", ".join(shipped_worlds())
+    socket = Path(tempfile.gettempdir()) / "gpulens" / "kubelet.sock"
+    parser.add_argument("world_path", metavar="WORLD", help=f"a world file, or one that comes along: {known}")
+    parser.add_argument("--dcgm", default=DEFAULT_DCGM, help="where dcgm-exporter listens (default %(default)s)")
+    parser.add_argument("--gke", default=DEFAULT_GKE, help="where GKE's collector listens (default %(default)s)")
+    parser.add_argument("--kubelet", default=str(socket), help="the Pod Resources socket (default %(default)s)")
+    parser.add_argument("--scale", type=_scale, default=1.0, help="simulated seconds per second (default 1)")
+    parser.add_argument("--duration", type=_duration, default=None, help="stop after this time, as in 20s")
+
+
+def _scale(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no factor above 0")
+    return value
+
+
+def _duration(text: str) -> float:
+    try:
+        value = parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if not isinstance(value, float) or value <= 0:
+        raise argparse.ArgumentTypeError("a duration is longer than 0s")
+    return value
+
+
+def scaled_now(start_s: float, scale: float, monotonic: Callable[[], float] = time.monotonic) -> Callable[[], float]:
+    """A clock in simulated seconds since 1970 that begins at `start_s` now and runs `scale` times as fast."""
+    origin = monotonic()
+    return lambda: start_s + (monotonic() - origin) * scale
+
+
+async def simulate(
+    world_path: str,
+    *,
+    dcgm: str = DEFAULT_DCGM,
+    gke: str = DEFAULT_GKE,
+    kubelet: str,
+    scale: float = 1.0,
+    duration: float | None = None,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Serves the world until SIGTERM or SIGINT, or for `duration` real seconds.
+
+    Raises ConfigError for a bad world and StartError where something can't be listened on.
+    """
+    world = World.load(world_path)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        async with serve(world, scaled_now(world.start_s, scale), dcgm=dcgm, gke=gke, kubelet=kubelet) as simulator:
+            say(endpoints(simulator, scale))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), duration)
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+def endpoints(simulator: Simulator, scale: float) -> str:
+    """What is served where, for people."""
+    world = simulator.world
+    gpus = len(world.devices())
+    refused = " (refused on this node)" if world.gke_refuses() else ""
+    return "\n".join(
+        (
+            f"node {world.spec.node}: {gpus} GPUs, {len(world.spec.pods)} pods, time x{scale:g}",
+            f"  dcgm-exporter  {simulator.dcgm_url}",
+            f"  GKE collector  {simulator.gke_url}{refused}",
+            f"  Pod Resources  {simulator.kubelet_endpoint}",
+        )
+    )

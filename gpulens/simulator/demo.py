@@ -1,0 +1,107 @@
+"""`gpulens demo`: the real pipeline on a simulated node, on any machine.
+
+Invariant: everything between the node's sockets and the /metrics page is the product; only the node is simulated, and
+its time runs faster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+from pathlib import Path
+from typing import TextIO
+
+from gpulens.config import load, resolve
+from gpulens.config.durations import parse_duration
+from gpulens.config.ids import Kind
+from gpulens.pipeline import journal
+from gpulens.pipeline.clock import ScaledClock
+from gpulens.pipeline.errors import StartError
+from gpulens.pipeline.registry import Registry
+from gpulens.pipeline.service import Service
+from gpulens.simulator.comparison import Ledger, table
+from gpulens.simulator.server import Simulator, serve
+from gpulens.simulator.world import World
+
+
+async def demo(duration: str, listen: str, world: str, scale: float, record: str, out: TextIO) -> None:
+    """Runs the demo for `duration` (a Go duration, "0s" = until SIGINT or SIGTERM) and prints the table to `out`.
+
+    `record` names a folder for raw.jsonl (what the receivers said) and out.jsonl (what came out). Raises StartError
+    and ConfigError.
+    """
+    try:
+        seconds = parse_duration(duration)
+    except ValueError as error:
+        raise StartError(f"--duration {duration}: {error}") from error
+    if scale <= 0:
+        raise StartError(f"--scale {scale}: simulated seconds per second must be above 0")
+    node = World.load(world or "demo")
+    clock = ScaledClock(int(node.start_s * 1e9), scale)
+    journal.configure("warn", "console")
+    with tempfile.TemporaryDirectory(prefix="gpulens-") as folder:
+        socket = Path(folder) / "kubelet.sock"
+        async with serve(node, lambda: clock.now_ns() / 1e9, kubelet=socket) as simulator:
+            ledger = Ledger()
+            service = _service(simulator, ledger, listen, record, clock, node)
+            await service.start()
+            try:
+                print(
+                    f"A simulated node, {scale:g} times as fast as real; http://{listen}/metrics is served now.",
+                    file=out,
+                    flush=True,
+                )
+                await _until(service, seconds)
+                print(_table(ledger, node, clock.now_ns() / 1e9), file=out, flush=True)
+            finally:
+                await service.shutdown()
+
+
+def _service(
+    simulator: Simulator, ledger: Ledger, listen: str, record: str, clock: ScaledClock, world: World
+) -> Service:
+    environ = {
+        "GPULENS_DEMO_DCGM": simulator.dcgm_url,
+        "GPULENS_DEMO_GKE": simulator.gke_url,
+        "GPULENS_DEMO_KUBELET": simulator.kubelet_endpoint,
+        "GPULENS_DEMO_LISTEN": listen,
+        "GPULENS_DEMO_RECORD": record,
+    }
+    configs = ["preset:demo", "yaml:exporters::demo_table:"]
+    exporters = ["prometheus", "demo_table"]
+    if record:
+        configs += [
+            "yaml:exporters::file/raw::path: ${env:GPULENS_DEMO_RECORD}/raw.jsonl",
+            "yaml:exporters::file/out::path: ${env:GPULENS_DEMO_RECORD}/out.jsonl",
+            "yaml:service::pipelines::metrics/raw::receivers: [dcgm, gke, pod_resources]",
+            "yaml:service::pipelines::metrics/raw::exporters: [file/raw]",
+        ]
+        exporters.append("file/out")
+    configs.append(f"yaml:service::pipelines::metrics::exporters: [{', '.join(exporters)}]")
+    registry = Registry([(Kind.EXPORTERS, ledger.factory())])
+    config = resolve(load(configs, [], environ), registry)
+    return Service(config, world.spec.node, registry, clock)
+
+
+async def _until(service: Service, seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, service.stop, signal.Signals(number).name)
+    try:
+        async with asyncio.timeout(seconds or None):
+            await service.wait()
+    except TimeoutError:
+        pass
+
+
+def _table(ledger: Ledger, world: World, now_s: float) -> str:
+    unaware = world.spec.dcgm.model_copy(update={"kubernetes": False, "view": "no_honor_labels"})
+    default = World(world.spec.model_copy(update={"dcgm": unaware}))
+    names = {
+        name: (device.uuid, str(instance.gi))
+        for device in world.devices()
+        for instance in device.mig
+        for name in (instance.uuid, f"{device.uuid}/gi{instance.gi}")
+    }
+    return table(ledger, default.dcgm_page(now_s), world.gke_page(now_s), names)
