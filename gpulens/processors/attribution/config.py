@@ -1,0 +1,30 @@
+"""What a user writes under `attribution:`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gpulens.config.types import ComponentConfig, Duration
+
+
+class AttributionConfig(ComponentConfig):
+    """Settings of the attribution processor; the defaults are those of the rule 'two snapshots that agree'."""
+
+    hold: Duration = Field(
+        0.0,
+        description="How long a reading waits for the snapshot after it; 0 = 1.5 intervals of the allocation source. "
+        "What is held is lost in a crash.",
+    )
+    settle_time: Duration = Field(
+        15.0, description="Time after a node's first sign in which owner labels of pages do not count yet."
+    )
+    max_gap: Duration = Field(60.0, description="Snapshots further apart than this do not vouch for the time between.")
+    source_timeout: Duration = Field(
+        600.0, description="An allocation source that was silent for this long gives way to the next one."
+    )
+    grid: Duration = Field(10.0, description="Step of the event-time grid on which gpu.attribution is reported.")
+    lateness: Duration = Field(2.0, description="How far the watermark stays behind the newest event.")
+    sources: tuple[str, ...] = Field(
+        ("self", "pod_resources", "process", "gke", "dcgm"),
+        description="Allocation sources in the order of trust; one that is not listed is ignored.",
+    )

@@ -1,0 +1,141 @@
+"""Join keys of a node's devices: what names mean the same GPU or MIG instance.
+
+Invariant: a name is resolved only when exactly one device answers to it; otherwise it stays what it is. The join goes
+by UUID, then PCI address, then /dev minor (GKE's ids), and never by an index: `gpu=` of a page is an index.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpulens.pipeline.data import AttributeValue
+
+_GKE = re.compile(r"nvidia(?P<minor>\d+)(?:/gi(?P<gi>\d+))?\Z")
+_PCI = re.compile(r"(?P<domain>[0-9a-f]{4,8}):(?P<rest>[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\Z", re.IGNORECASE)
+_INSTANCE = re.compile(r"(?P<parent>GPU-[^/]+)/gi\d+\Z")
+
+ALL_DEVICES = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFact:
+    """What one `gpu.device.info` series says: a device and the names it answers to (empty = not said)."""
+
+    hw_id: str
+    parent: str = ""
+    gi: str = ""
+    minor: str = ""
+    pci: str = ""
+    dra: str = ""
+
+    @classmethod
+    def of(cls, attrs: Mapping[str, AttributeValue]) -> DeviceFact:
+        """From the attributes of a `gpu.device.info` series."""
+
+        def text(key: str) -> str:
+            value = attrs.get(key)
+            return "" if value is None else str(value)
+
+        dra = "/".join(filter(None, (text("gpu.dra.driver"), text("gpu.dra.pool"), text("gpu.dra.device"))))
+        return cls(
+            text("hw.id"),
+            text("hw.parent"),
+            text("gpu.mig.gi"),
+            text("gpu.minor"),
+            text("gpu.pci.address"),
+            dra,
+        )
+
+    @property
+    def key(self) -> str:
+        """The one key of this device: a GPU's UUID, or `<parent>/gi<N>` for a MIG instance."""
+        return f"{self.parent}/gi{self.gi}" if self.parent and self.gi else self.hw_id
+
+
+def normal_pci(address: str) -> str:
+    """A PCI address in one spelling: lower case, four digits of domain. Empty when it is none."""
+    match = _PCI.match(address)
+    if match is None:
+        return ""
+    return f"{int(match['domain'], 16):04x}:{match['rest'].lower()}"
+
+
+def is_global(key: str) -> bool:
+    """The key is unique in the world (built on a UUID), so it joins without a node."""
+    return key.startswith(("GPU-", "MIG-"))
+
+
+class DeviceMap:
+    """The devices of one node as its streams describe them; `version` changes when an answer may."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._facts: dict[str, tuple[DeviceFact, ...]] = {}
+        self._names: dict[str, str] = {}
+        self._uuids: dict[str, str] = {}
+        self._gpus: tuple[str, ...] = ()
+
+    def learn(self, stream: str, facts: Iterable[DeviceFact], complete: bool) -> None:
+        """Takes in what a stream says; a complete word replaces its earlier ones."""
+        new = tuple(facts)
+        if not complete:
+            known = {fact.hw_id: fact for fact in self._facts.get(stream, ())}
+            new = tuple({**known, **{fact.hw_id: fact for fact in new}}.values())
+        if self._facts.get(stream, ()) == new:
+            return
+        self._facts[stream] = new
+        self._build()
+
+    @property
+    def keys(self) -> set[str]:
+        """Every device that a stream described."""
+        return {fact.key for facts in self._facts.values() for fact in facts}
+
+    def resolve(self, name: str) -> tuple[str, ...]:
+        """The keys of the devices that a name stands for; the name itself when nobody knows it."""
+        if name == ALL_DEVICES:
+            return self._gpus
+        gke = _GKE.match(name)
+        if gke is not None:
+            gpu = self._names.get(f"minor:{gke['minor']}")
+            if gpu is None:
+                return (name,)
+            return (f"{gpu}/gi{gke['gi']}" if gke["gi"] is not None else gpu,)
+        return (self._names.get(normal_pci(name) or name, name),)
+
+    def is_resolved(self, key: str) -> bool:
+        """The key names a device for sure: a GPU by UUID, an instance of one, or something a stream described."""
+        return key.startswith("GPU-") or key in self._uuids or key in self._names.values()
+
+    def hw_id(self, key: str) -> str:
+        """What stands in `hw.id` for a key: the MIG instance's UUID where it is known, else the key."""
+        return self._uuids.get(key, key)
+
+    def parent(self, key: str) -> str:
+        """The GPU that a MIG instance is part of; empty for a whole GPU."""
+        match = _INSTANCE.match(key)
+        return match["parent"] if match else ""
+
+    def _build(self) -> None:
+        answers: dict[str, set[str]] = {}
+        uuids: dict[str, set[str]] = {}
+        gpus: dict[str, None] = {}
+        for fact in (fact for facts in self._facts.values() for fact in facts):
+            key = fact.key
+            answers.setdefault(fact.hw_id, set()).add(key)
+            if fact.dra:
+                answers.setdefault(fact.dra, set()).add(key)
+            if key != fact.hw_id:
+                uuids.setdefault(key, set()).add(fact.hw_id)
+            if not fact.parent:
+                gpus[key] = None
+                if fact.minor:
+                    answers.setdefault(f"minor:{fact.minor}", set()).add(key)
+                if normal_pci(fact.pci):
+                    answers.setdefault(normal_pci(fact.pci), set()).add(key)
+        self._names = {name: next(iter(keys)) for name, keys in answers.items() if len(keys) == 1}
+        self._uuids = {key: next(iter(names)) for key, names in uuids.items() if len(names) == 1}
+        self._gpus = tuple(gpus)
+        self.version += 1

@@ -1,0 +1,225 @@
+"""The attribution processor: readings meet the allocations that flow by.
+
+Invariant: a `work` reading gets an owner only when the allocation snapshots before its window and after it agree;
+it waits for the second one at most `hold`, then goes out without. Decisions depend on the order and the event times
+of what arrives and on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from functools import partial
+
+from gpulens.pipeline.ack import Ack
+from gpulens.pipeline.component import Host, Metrics, Settings
+from gpulens.pipeline.data import Batch, Layout
+from gpulens.pipeline.grid import NS, Grid, Watermark
+from gpulens.pipeline.lru import BytesLRU
+from gpulens.processors.attribution.config import AttributionConfig
+from gpulens.processors.attribution.mapping import Mapped, View, build
+from gpulens.processors.attribution.nodes import Nodes
+from gpulens.processors.attribution.ownership import Verdict
+from gpulens.processors.attribution.plan import Plan
+from gpulens.processors.attribution.report import Reporter
+
+PLAN_BYTES = 300
+"""Rough cost of a series in a plan or a mapping (objects, tuples, dictionary entries), measured on a 5,000-series
+layout."""
+
+MAX_HELD = 1000
+"""Batches that may wait; beyond, the oldest goes out undecided."""
+
+
+@dataclass(slots=True)
+class _Held:
+    batch: Batch
+    plan: Plan
+    deadline_ns: int
+    ack: Ack
+
+
+class AttributionProcessor:
+    """Gives each reading its owner, or says why it has none."""
+
+    def __init__(self, settings: Settings, config: AttributionConfig, consumer: Metrics) -> None:
+        self._settings = settings
+        self._consumer = consumer
+        self._nodes = Nodes(config)
+        self._watermark = Watermark(round(config.lateness * NS))
+        self._grid = Grid(round(config.grid * NS))
+        self._reporter = Reporter(str(settings.id))
+        self._plans: BytesLRU[Layout, Plan] = BytesLRU("attribution_plans", 32 << 20, _plan_cost)
+        self._mappings: BytesLRU[tuple[Layout, View], Mapped] = BytesLRU(
+            "attribution_mappings", 64 << 20, lambda key, _: PLAN_BYTES * (key[0].size + 1)
+        )
+        self._held: dict[str, deque[_Held]] = {}
+        self._late_seen = 0
+
+    async def start(self, host: Host) -> None:
+        """Registers the caches' figures."""
+        for cache in (self._plans, self._mappings):
+            for figure in ("bytes", "hits", "misses", "evictions"):
+                self._settings.telemetry.watch(
+                    f"gpulens_cache_{figure}", partial(getattr, cache, figure), cache=cache.name
+                )
+
+    async def shutdown(self) -> None:
+        """Lets go of what waits: undecided readings go out without an owner."""
+        while self._held:
+            self._release_first()
+
+    def consume(self, batch: Batch, ack: Ack) -> None:
+        """Learns what the batch says, then passes on everything that can be decided."""
+        plan = self._plan(batch.layout)
+        if batch.layout.size:
+            self._nodes.learn(plan, batch)
+            self._count_late()
+            self._grid.start(batch.latest_ns())
+            self._watermark.observe(batch.latest_ns())
+        queue = self._held.setdefault(batch.stream, deque())
+        held = _Held(batch, plan, self._deadline(plan, batch), ack)
+        queue.append(held)
+        self._release()
+        held.ack = Ack()  # what waits beyond this call does not delay the source
+        self._report()
+
+    # --- what waits
+
+    def _deadline(self, plan: Plan, batch: Batch) -> int:
+        """Event time at which a batch goes out, decided or not."""
+        holds = []
+        for group in plan.groups:
+            node = self._nodes.find(group.node, group.device)
+            if node is not None:
+                holds.append(self._nodes.hold_ns(node, self._nodes.elected(node)))
+        return batch.latest_ns() + max(holds, default=0)
+
+    def _release(self) -> None:
+        """Passes on, oldest first, every batch that is decided or has waited long enough."""
+        progress = True
+        while progress:
+            progress = False
+            for stream in list(self._held):
+                while stream in self._held and self._try_first(stream):
+                    progress = True
+        while sum(map(len, self._held.values())) > MAX_HELD:
+            self._release_first()
+
+    def _try_first(self, stream: str) -> bool:
+        queue = self._held[stream]
+        held = queue[0]
+        verdicts = self._verdicts(held)
+        waiting = any(not verdict.final for verdict in verdicts)
+        if waiting and self._watermark.latest_ns < held.deadline_ns:
+            return False
+        self._pop(stream)
+        self._emit(held, verdicts)
+        return True
+
+    def _release_first(self) -> None:
+        """Passes the oldest waiting batch on as it stands."""
+        stream = min(self._held, key=lambda name: (self._held[name][0].deadline_ns, name))
+        held = self._held[stream][0]
+        self._pop(stream)
+        self._emit(held, self._verdicts(held))
+
+    def _pop(self, stream: str) -> None:
+        queue = self._held[stream]
+        queue.popleft()
+        if not queue:
+            del self._held[stream]
+
+    # --- deciding
+
+    def _verdicts(self, held: _Held) -> list[Verdict]:
+        batch = held.batch
+        times = (batch.time_ns,) if isinstance(batch.time_ns, int) else batch.time_ns
+        first, last = min(times, default=0), max(times, default=0)
+        verdicts = []
+        for group in held.plan.groups:
+            node = self._nodes.find(group.node, group.device)
+            window_ns = 0 if node is None else node.window(group.witness)
+            verdicts.append(self._nodes.decide(node, group.device, first - window_ns, last))
+        return verdicts
+
+    def _emit(self, held: _Held, verdicts: list[Verdict]) -> None:
+        batch = held.batch
+        if batch.layout.size:
+            mapped = self._mapping(held.plan, self._view(held.plan, verdicts))
+            batch = mapped.projection.apply(batch)
+            self._count(held.plan, verdicts)
+            if mapped.duplicates:
+                self._settings.telemetry.count(
+                    "gpulens_attribution_duplicates", mapped.duplicates, processor=str(self._settings.id)
+                )
+        self._consumer.consume(batch, held.ack)
+
+    def _view(self, plan: Plan, verdicts: list[Verdict]) -> View:
+        elected: dict[str, str] = {}
+        versions: dict[str, int] = {}
+        disputed: set[tuple[str, str]] = set()
+        for name in plan.nodes:
+            node = self._nodes.find(name, "")
+            if node is not None:
+                elected[name], versions[name] = self._nodes.elected(node), node.devices.version
+        for each in plan.allocations:
+            node = self._nodes.find(each.node, each.device)
+            if node is None or elected.get(each.node) != each.source:
+                continue
+            for key in node.devices.resolve(each.device):
+                owners = self._nodes.owners_now(node, each.source, key) or ()
+                if len(owners) > 1 and self._nodes.is_exclusive(node, each.source, key):
+                    disputed.add((each.node, key))
+        owners_of = tuple(verdict.owner for verdict in verdicts)
+        return View(owners_of, tuple(elected.items()), tuple(versions.items()), frozenset(disputed))
+
+    def _plan(self, layout: Layout) -> Plan:
+        plan = self._plans.get(layout)
+        if plan is None:
+            plan = Plan.of(layout)
+            self._plans.put(layout, plan)
+        return plan
+
+    def _mapping(self, plan: Plan, view: View) -> Mapped:
+        key = (plan.layout, view)
+        mapped = self._mappings.get(key)
+        if mapped is None:
+            devices = {node.name: node.devices for node in self._nodes.all()}
+            mapped = build(plan, view, devices)
+            self._mappings.put(key, mapped)
+        return mapped
+
+    # --- telling
+
+    def _report(self) -> None:
+        for instant in self._grid.due(self._watermark.ns):
+            batch = self._reporter.batch(self._nodes, instant)
+            if batch is not None:
+                self._consumer.consume(batch, Ack())
+            self._nodes.forget(instant)
+
+    def _count(self, plan: Plan, verdicts: list[Verdict]) -> None:
+        reasons = [str(verdict.reason) for verdict in verdicts]
+        for reason, count in Counter(reasons[group] for group in plan.work.values()).items():
+            self._settings.telemetry.count(
+                "gpulens_attribution_points", count, processor=str(self._settings.id), reason=reason
+            )
+
+    def _count_late(self) -> None:
+        if self._nodes.late > self._late_seen:
+            self._settings.telemetry.count(
+                "gpulens_attribution_late_facts",
+                self._nodes.late - self._late_seen,
+                processor=str(self._settings.id),
+            )
+            self._late_seen = self._nodes.late
+
+
+def _plan_cost(layout: Layout, _: Plan) -> int:
+    return PLAN_BYTES * (layout.size + 1)
+
+
+def create(settings: Settings, config: AttributionConfig, consumer: Metrics) -> AttributionProcessor:
+    """Makes the processor for one pipeline."""
+    return AttributionProcessor(settings, config, consumer)

@@ -1,0 +1,208 @@
+"""What attribution has learned of each node: its devices, who said who holds them, and which word counts.
+
+Invariant: state is fed only by what flows by, in its order, on event time; it is bounded by the devices and sources
+that exist and by the longest window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpulens.pipeline.data import Batch, Resource
+from gpulens.pipeline.grid import NS
+from gpulens.processors.attribution.config import AttributionConfig
+from gpulens.processors.attribution.devices import DeviceMap, is_global
+from gpulens.processors.attribution.ownership import History, Owners, Reason, Snapshot, Verdict
+from gpulens.processors.attribution.plan import Plan
+
+PAGES = frozenset({"dcgm", "gke"})
+"""Allocation sources that are pages: their silence about a device proves nothing."""
+
+WINDOWS_NS = {"dcgm": 30 * NS, "gke": 60 * NS}
+"""What a reading covers before its own time, until the receiver says so: the exporter's default refresh (30 s), and
+the age that GKE's page may have."""
+
+LONGEST_WINDOW_NS = 120 * NS
+FORGET_NS = 3600 * NS
+
+
+@dataclass(slots=True)
+class Node:
+    """One node."""
+
+    name: str
+    resource: Resource
+    first_ns: int
+    last_ns: int
+    devices: DeviceMap = field(default_factory=DeviceMap)
+    histories: dict[tuple[str, str], History] = field(default_factory=dict)
+    interval_ns: dict[str, int] = field(default_factory=dict)
+    window_ns: dict[str, int] = field(default_factory=dict)
+
+    def sources(self, source: str) -> list[History]:
+        """What the streams of an allocation source said."""
+        return [history for (name, _), history in self.histories.items() if name == source]
+
+    def window(self, witness: str) -> int:
+        """How far back a reading of this witness reaches, in ns. `witness` is the receiver's type, or `gpulens` for
+        readings that reconcile has elected: then the longest of the node's windows is the safe one."""
+        if witness in self.window_ns:
+            return self.window_ns[witness]
+        if witness == "gpulens":
+            return max(self.window_ns.values(), default=0)
+        return WINDOWS_NS.get(witness, 0)
+
+
+class Nodes:
+    """Every node that the pipeline has seen."""
+
+    def __init__(self, config: AttributionConfig) -> None:
+        self._config = config
+        self._nodes: dict[str, Node] = {}
+        self._homes: dict[str, str] = {}
+        self.late = 0
+
+    def all(self) -> list[Node]:
+        """Every node, by name."""
+        return [self._nodes[name] for name in sorted(self._nodes)]
+
+    def learn(self, plan: Plan, batch: Batch) -> None:
+        """Takes in the facts of a batch: devices, allocations, intervals, signs of life."""
+        now_ns = batch.latest_ns()
+        for name, resource in plan.nodes.items():
+            node = self._nodes.get(name)
+            if node is None:
+                self._nodes[name] = node = Node(name, resource, now_ns, now_ns)
+            node.last_ns = max(node.last_ns, now_ns)
+        self._learn_devices(plan, batch)
+        read = plan.reader(batch)
+        for slots, kept in ((plan.intervals, "interval_ns"), (plan.windows, "window_ns")):
+            for slot, name, source in slots:
+                value = read(slot)
+                if value is not None and 0 < value < LONGEST_WINDOW_NS / NS * 10:
+                    getattr(self._nodes[name], kept)[source] = round(value * NS)
+        self._learn_allocations(plan, batch)
+
+    def _learn_devices(self, plan: Plan, batch: Batch) -> None:
+        for name, facts in plan.facts.items():
+            self._nodes[name].devices.learn(batch.stream, facts, batch.complete)
+        for name in plan.nodes.keys() - plan.facts.keys():
+            if batch.complete:
+                self._nodes[name].devices.learn(batch.stream, (), True)
+
+    def _learn_allocations(self, plan: Plan, batch: Batch) -> None:
+        read = plan.reader(batch)
+        up = {(name, source): read(slot) != 0 for slot, name, source in plan.up}
+        spoken = {(name, source): owners for name, source, owners in plan.owners(batch)}
+        asked = _asked_ns(plan, batch)
+        exclusive: dict[str, set[str]] = {}
+        for slot, name, device in plan.exclusive:
+            if read(slot) == 1:
+                exclusive.setdefault(name, set()).add(device)
+        end_ns = batch.latest_ns()
+        for name, source in {**up, **spoken}:
+            if source not in self._config.sources:
+                continue
+            node = self._nodes[name]
+            if not up.get((name, source), True):
+                if batch.complete and (source, batch.stream) in node.histories:
+                    # The source was silent for so long that its last word is taken back.
+                    node.histories[source, batch.stream].clear()
+            elif batch.complete or (name, source) in spoken:
+                begin_ns = min(asked.get((name, source), end_ns), end_ns)
+                owners = spoken.get((name, source), {})
+                snapshot = Snapshot(begin_ns, end_ns, owners, frozenset(exclusive.get(name, ())))
+                self._take(node, source, batch, snapshot)
+
+    def _take(self, node: Node, source: str, batch: Batch, snapshot: Snapshot) -> None:
+        history = self._history(node, source, batch.stream)
+        if not (history.add(snapshot) if batch.complete else history.add_part(snapshot)):
+            self.late += 1
+        if node.name:
+            self._homes.update({device: node.name for device in snapshot.owners if is_global(device)})
+
+    def _history(self, node: Node, source: str, stream: str) -> History:
+        key = (source, stream)
+        if key not in node.histories:
+            gap_ns = round(self._config.max_gap * NS)
+            keep_ns = LONGEST_WINDOW_NS + gap_ns
+            node.histories[key] = History(gap_ns, source in PAGES, keep_ns)
+        return node.histories[key]
+
+    def find(self, name: str, device: str) -> Node | None:
+        """The node of a reading. Without a node only UUIDs join: then it is the one that holds the device."""
+        if not name and is_global(device):
+            name = self._homes.get(device.partition("/")[0], self._homes.get(device, ""))
+        return self._nodes.get(name)
+
+    def elected(self, node: Node) -> str:
+        """The allocation source whose word counts on a node now; empty when there is none."""
+        for source in self._config.sources:
+            ends = [history.last.end_ns for history in node.sources(source) if history.last is not None]
+            if not ends or node.last_ns - max(ends) > self._config.source_timeout * NS:
+                continue
+            if source in PAGES and node.last_ns - node.first_ns < self._config.settle_time * NS:
+                return ""
+            return source
+        return ""
+
+    def hold_ns(self, node: Node, source: str) -> int:
+        """How long a reading waits for the snapshot after it."""
+        if self._config.hold:
+            return round(self._config.hold * NS)
+        return node.interval_ns.get(source, 10 * NS) * 3 // 2
+
+    def decide(self, node: Node | None, device: str, begin_ns: int, end_ns: int) -> Verdict:
+        """Who held a device on a node during all of [begin_ns, end_ns]."""
+        if node is None:
+            return Verdict(Reason.NO_SOURCE)
+        source = self.elected(node)
+        if not source:
+            return Verdict(Reason.NO_SOURCE)
+        keys = node.devices.resolve(device)
+        key = keys[0] if len(keys) == 1 else device
+        verdicts = [history.decide(key, begin_ns, end_ns, node.devices) for history in node.sources(source)]
+        return _combine(verdicts)
+
+    def owners_now(self, node: Node, source: str, key: str) -> Owners | None:
+        """Who holds a device by the newest word of a source; None when it does not name the device."""
+        held = [history.owners_now(key, node.devices) for history in node.sources(source)]
+        known = [owners for owners in held if owners is not None]
+        return frozenset().union(*known) if known else None
+
+    def reason_now(self, node: Node, source: str, key: str) -> Reason:
+        """Why a device has the owners that it has, by the newest word of a source."""
+        verdicts = [Verdict(history.reason_now(key, node.devices)) for history in node.sources(source)]
+        return _combine(verdicts).reason
+
+    def is_exclusive(self, node: Node, source: str, key: str) -> bool:
+        """A stream of the source knows that the device is not shared."""
+        return any(history.is_exclusive(key, node.devices) for history in node.sources(source))
+
+    def forget(self, now_ns: int) -> None:
+        """Drops nodes that have been silent for an hour."""
+        for name, node in list(self._nodes.items()):
+            if now_ns - node.last_ns > FORGET_NS:
+                del self._nodes[name]
+                self._homes = {device: home for device, home in self._homes.items() if home != name}
+
+
+def _asked_ns(plan: Plan, batch: Batch) -> dict[tuple[str, str], int]:
+    """When each allocation source was asked, where the receiver says so: a snapshot's start time is the request's,
+    its time the reply's."""
+    starts = batch.starts()
+    return {(each.node, each.source): starts[each.slot] for each in plan.allocations if starts[each.slot]}
+
+
+def _combine(verdicts: list[Verdict]) -> Verdict:
+    """One verdict from several streams of the same source: an owner only when no two name different ones."""
+    named = {verdict.owner for verdict in verdicts if verdict.owner is not None}
+    if len(named) > 1:
+        return Verdict(Reason.CONFLICT)
+    open_ones = [verdict for verdict in verdicts if not verdict.final]
+    if open_ones:
+        return open_ones[0]
+    if named:
+        return next(verdict for verdict in verdicts if verdict.owner is not None)
+    # The one that says most: the order of the reasons is the order of what they know.
+    return min(verdicts, key=lambda verdict: list(Reason).index(verdict.reason), default=Verdict(Reason.NO_SOURCE))

@@ -1,0 +1,217 @@
+"""Who held a device over a window of time, as far as snapshots of the allocations can say.
+
+Invariant: an owner is named only when the snapshots before the window, in it and after it agree; anything else is a
+reason why there is none. A wrong owner is worse than none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpulens.pipeline.data import Attributes
+from gpulens.processors.attribution.devices import DeviceMap
+
+Owner = Attributes
+"""The owner's resource attributes (k8s.namespace.name, k8s.pod.name, ...), sorted by key."""
+
+Owners = frozenset[Owner]
+NOBODY: Owners = frozenset()
+
+
+class Reason(StrEnum):
+    """Why a reading has an owner, or none."""
+
+    OWNED = "owned"
+    UNALLOCATED = "unallocated"  # the source says that nobody holds the device
+    UNNAMED = "unnamed"  # no source says anything of the device, which is no proof that nobody holds it
+    SHARED = "shared"  # several owners hold it by design
+    CONFLICT = "conflict"  # several owners of a device known to be exclusive
+    CHANGING = "changing"  # the snapshots around the reading do not agree, or the second one did not come in time
+    NO_SNAPSHOT = "no_snapshot"  # no snapshot from before the reading's window
+    NO_SOURCE = "no_source"  # nobody says who holds what
+    MIG_UNMAPPED = "mig_unmapped"  # a MIG UUID holds an owner, and nobody says which instance it is
+    UNMAPPED = "unmapped"  # an allocation names a device that nobody knows
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Who held the device: one owner or none, and why. `final` is False while a later snapshot may still decide."""
+
+    reason: Reason
+    owner: Owner | None = None
+    final: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a source said at one moment. The state was true at some instant of [begin_ns, end_ns] (request to reply).
+
+    `owners` and `exclusive` are by the source's own device names.
+    """
+
+    begin_ns: int
+    end_ns: int
+    owners: Mapping[str, Owners]
+    exclusive: frozenset[str]
+
+
+@dataclass(slots=True)
+class _Resolved:
+    """A snapshot's owners by device key, for one version of the device map."""
+
+    version: int
+    owners: dict[str, Owners]
+    exclusive: set[str]
+    unmapped_mig: bool
+    """A MIG UUID is named of which nobody knows the instance."""
+
+
+@dataclass(slots=True)
+class History:
+    """The snapshots of one source on one node that windows may still ask for, oldest first.
+
+    - `max_gap_ns`: two snapshots further apart than this say nothing about the time between them.
+    - `page`: the source is a page whose first sight is no change, and whose silence about a device is no proof.
+    """
+
+    max_gap_ns: int
+    page: bool
+    keep_ns: int
+    late: int = 0
+    changes: int = 0
+    _snapshots: list[Snapshot] = field(default_factory=list)
+    _ends: list[int] = field(default_factory=list)
+    _resolved: dict[int, _Resolved] = field(default_factory=dict)
+    _named: dict[str, int] = field(default_factory=dict)
+    _truncated: bool = False
+
+    @property
+    def last(self) -> Snapshot | None:
+        """The newest snapshot."""
+        return self._snapshots[-1] if self._snapshots else None
+
+    def add(self, snapshot: Snapshot) -> bool:
+        """Takes a snapshot in; False (and it is counted) when it is not newer than the last one."""
+        last = self.last
+        if last is not None:
+            if snapshot.begin_ns < last.end_ns or snapshot.end_ns <= last.end_ns:
+                self.late += 1
+                return False
+            if snapshot.owners == last.owners and snapshot.exclusive == last.exclusive:
+                # The same mapping object lets the resolved view be reused.
+                snapshot = Snapshot(snapshot.begin_ns, snapshot.end_ns, last.owners, last.exclusive)
+            else:
+                self.changes += 1
+        self._snapshots.append(snapshot)
+        self._ends.append(snapshot.end_ns)
+        self._prune(snapshot.end_ns - self.keep_ns)
+        return True
+
+    def add_part(self, part: Snapshot) -> bool:
+        """Takes in a message that names only some devices (a stream without the promise to be complete): what it does
+        not name stays for `max_gap_ns` after it was last named. Parts of one moment add up."""
+        last = self.last
+        same = last is not None and part.end_ns == last.end_ns
+        named = {**self._named, **dict.fromkeys(part.owners, part.end_ns)}
+        self._named = {name: ns for name, ns in named.items() if ns >= part.end_ns - self.max_gap_ns}
+        owners = {name: held for name, held in (last.owners if last else {}).items() if name in self._named}
+        for name, held in part.owners.items():
+            owners[name] = owners.get(name, NOBODY) | held if same else held
+        exclusive = frozenset(name for name in (last.exclusive if last else frozenset()) if name in self._named)
+        whole = Snapshot(part.begin_ns, part.end_ns, owners, exclusive - part.owners.keys() | part.exclusive)
+        if same:
+            self._snapshots[-1] = whole
+            return True
+        return self.add(whole)
+
+    def clear(self) -> None:
+        """Forgets everything: the source dropped what it knew. What it says next is no first sight."""
+        self._snapshots.clear()
+        self._ends.clear()
+        self._resolved.clear()
+        self._truncated = True
+
+    def owners_now(self, key: str, devices: DeviceMap) -> Owners | None:
+        """Who holds the device by the newest snapshot; None when that does not name the device."""
+        last = self.last
+        return None if last is None else self._view(last, devices).owners.get(key)
+
+    def reason_now(self, key: str, devices: DeviceMap) -> Reason:
+        """Why the device has the owners that it has by the newest snapshot."""
+        last = self.last
+        if last is None:
+            return Reason.NO_SNAPSHOT
+        return self._verdict(self._owners(last, key, devices), key, last, devices).reason
+
+    def is_exclusive(self, key: str, devices: DeviceMap) -> bool:
+        """The newest snapshot knows that the device is not shared."""
+        last = self.last
+        return last is not None and key in self._view(last, devices).exclusive
+
+    def keys_now(self, devices: DeviceMap) -> set[str]:
+        """Every device key that the newest snapshot names."""
+        last = self.last
+        return set() if last is None else set(self._view(last, devices).owners)
+
+    def decide(self, key: str, begin_ns: int, end_ns: int, devices: DeviceMap) -> Verdict:
+        """Who held the device during all of [begin_ns, end_ns]."""
+        first = bisect_left(self._ends, begin_ns + 1) - 1
+        if first < 0:
+            if not self._snapshots or not self.page or self._truncated:
+                return Verdict(Reason.NO_SNAPSHOT)
+            first = 0
+        start = self._snapshots[first]
+        agreed = self._owners(start, key, devices)
+        before = start
+        for snapshot in self._snapshots[first:]:
+            if snapshot.begin_ns - before.end_ns > self.max_gap_ns:
+                return Verdict(Reason.CHANGING)
+            if snapshot.owners is not start.owners and self._owners(snapshot, key, devices) != agreed:
+                return Verdict(Reason.CHANGING)
+            if snapshot.begin_ns >= end_ns:
+                return self._verdict(agreed, key, snapshot, devices)
+            before = snapshot
+        return Verdict(Reason.CHANGING, final=False)
+
+    def _verdict(self, owners: Owners, key: str, snapshot: Snapshot, devices: DeviceMap) -> Verdict:
+        if len(owners) == 1:
+            return Verdict(Reason.OWNED, next(iter(owners)))
+        view = self._view(snapshot, devices)
+        if owners:
+            return Verdict(Reason.CONFLICT if key in view.exclusive else Reason.SHARED)
+        return Verdict(self._silence(key, view))
+
+    def _silence(self, key: str, view: _Resolved) -> Reason:
+        """Why a device has no owner in a snapshot."""
+        if key in view.owners:
+            return Reason.UNNAMED if self.page else Reason.UNALLOCATED
+        instance = key.startswith("MIG-") or "/gi" in key
+        return Reason.MIG_UNMAPPED if instance and view.unmapped_mig else Reason.UNNAMED
+
+    def _owners(self, snapshot: Snapshot, key: str, devices: DeviceMap) -> Owners:
+        return self._view(snapshot, devices).owners.get(key, NOBODY)
+
+    def _view(self, snapshot: Snapshot, devices: DeviceMap) -> _Resolved:
+        mark = id(snapshot.owners)
+        view = self._resolved.get(mark)
+        if view is None or view.version != devices.version:
+            owners: dict[str, Owners] = {}
+            for name, holders in snapshot.owners.items():
+                for key in devices.resolve(name):
+                    owners[key] = owners.get(key, NOBODY) | holders
+            exclusive = {key for name in snapshot.exclusive for key in devices.resolve(name)}
+            unmapped = any(key.startswith("MIG-") and not devices.is_resolved(key) for key in owners)
+            view = self._resolved[mark] = _Resolved(devices.version, owners, exclusive, unmapped)
+        return view
+
+    def _prune(self, before_ns: int) -> None:
+        """Drops what no window can reach any more, but keeps the last snapshot from before that."""
+        count = bisect_left(self._ends, before_ns) - 1
+        if count > 0:
+            self._truncated = True
+            del self._snapshots[:count], self._ends[:count]
+            live = {id(snapshot.owners) for snapshot in self._snapshots}
+            self._resolved = {mark: view for mark, view in self._resolved.items() if mark in live}

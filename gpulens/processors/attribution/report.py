@@ -1,0 +1,81 @@
+"""What attribution says of itself on the grid: for each device, how its owner was found or why it has none.
+
+Invariant: every device that somebody described or allocated has a `gpu.attribution` series: on each owner's resource
+with the method, or on the node's with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpulens.pipeline.catalogue import metric
+from gpulens.pipeline.data import (
+    AttributeValue,
+    Batch,
+    Identity,
+    Layout,
+    Resource,
+    Scope,
+    Series,
+    build_layout,
+)
+from gpulens.processors.attribution.nodes import Node, Nodes
+from gpulens.processors.attribution.ownership import Reason
+from gpulens.processors.attribution.plan import with_owner
+
+_SCOPE = Scope("gpulens")
+
+
+class Reporter:
+    """Builds the `gpu.attribution` batch; the layout object stays while nothing changes."""
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+        self._layout: Layout | None = None
+
+    def batch(self, nodes: Nodes, time_ns: int) -> Batch | None:
+        """The state now, stamped with a grid instant; None while no node is known."""
+        identities = [each for node in nodes.all() for each in _rows(node, nodes)]
+        if not identities and self._layout is None:
+            return None
+        layout, _ = build_layout(identities)
+        if layout != self._layout:
+            self._layout = layout
+        assert self._layout is not None
+        return Batch.of(self._layout, [1] * self._layout.size, time_ns, self._stream)
+
+
+def _rows(node: Node, nodes: Nodes) -> Iterator[Identity]:
+    source = nodes.elected(node)
+    allocated = {key for history in node.sources(source) for key in history.keys_now(node.devices)}
+    keys = node.devices.keys | allocated
+    parents = {node.devices.parent(key) for key in keys}
+    home = Resource({key: value for key, value in node.resource.attributes if not key.startswith("k8s.pod")})
+    for key in sorted(keys):
+        owners = nodes.owners_now(node, source, key) if source else None
+        if key in parents and not owners:
+            continue  # a GPU in MIG mode can't be held itself; its instances have rows of their own
+        reason = _reason(node, nodes, source, key)
+        if owners and reason in (Reason.OWNED, Reason.SHARED):
+            for owner in sorted(owners, key=repr):
+                yield with_owner(home, owner), _SCOPE, _series(node, key, source, reason)
+        else:
+            yield home, _SCOPE, _series(node, key, "none", reason)
+
+
+def _reason(node: Node, nodes: Nodes, source: str, key: str) -> Reason:
+    if not source:
+        return Reason.NO_SOURCE
+    reason = nodes.reason_now(node, source, key)
+    if reason in (Reason.OWNED, Reason.SHARED) and not node.devices.is_resolved(key):
+        return Reason.MIG_UNMAPPED if key.startswith("MIG-") else Reason.UNMAPPED
+    return reason
+
+
+def _series(node: Node, key: str, method: str, reason: Reason) -> Series:
+    attrs: dict[str, AttributeValue] = {"hw.id": node.devices.hw_id(key), "gpu.attribution.method": method}
+    if node.devices.parent(key):
+        attrs["hw.parent"] = node.devices.parent(key)
+    if reason is not Reason.OWNED:
+        attrs["gpu.attribution.reason"] = str(reason)
+    return Series(metric("gpu.attribution"), attrs)
