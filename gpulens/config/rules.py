@@ -1,0 +1,91 @@
+"""Rules that are gpulens's own: who may write where, and what is probably not meant.
+
+Invariant: a destination gets each derived series from one writer (two would overwrite each other unseen).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpulens.config.decode import Report, join_path
+from gpulens.config.ids import ComponentID, Kind, PipelineID, Signal
+from gpulens.config.pipelines import Pipeline, Pipelines
+from gpulens.config.sections import Sections
+
+
+def check_destinations(pipelines: Pipelines, sections: Sections, report: Report) -> None:
+    """Reports exporters of one signal that share a destination, and pipelines that both derive into one
+    exporter."""
+    writers: dict[tuple[Signal, str], ComponentID] = {}
+    derivers: dict[ComponentID, PipelineID] = {}
+    for pipeline_id, pipeline in pipelines.items():
+        derives = any(_has(sections, Kind.PROCESSORS, each.id, "derives") for each in pipeline.of(Kind.PROCESSORS))
+        for exporter in dict.fromkeys(reference.id for reference in pipeline.of(Kind.EXPORTERS)):
+            _check_writer(exporter, pipeline_id.signal, writers, sections, report)
+            if derives and exporter in sections.of(Kind.EXPORTERS):
+                _check_deriver(exporter, pipeline_id, pipeline, derivers, report)
+
+
+def warn_of_aliases(sections: Sections) -> Iterator[str]:
+    """One warning for each component whose type is spelled in the old way."""
+    for kind in Kind:
+        for declared in sections.of(kind).values():
+            if declared.alias:
+                yield (
+                    f'"{declared.id.type}" is a deprecated alias of the {kind.singular} type '
+                    f'"{declared.type}"; write "{declared.type}" (id "{declared.id}")'
+                )
+
+
+def warn_of_missing_allocations(pipelines: Pipelines, sections: Sections) -> Iterator[str]:
+    """A warning for each pipeline that joins owners without anyone who tells them."""
+    for pipeline_id, pipeline in pipelines.items():
+        receivers = [reference.id for reference in pipeline.of(Kind.RECEIVERS)]
+        fed = any(
+            receiver in sections.of(Kind.CONNECTORS) or _has(sections, Kind.RECEIVERS, receiver, "allocation_source")
+            for receiver in receivers
+        )
+        for reference in pipeline.of(Kind.PROCESSORS):
+            if not fed and _has(sections, Kind.PROCESSORS, reference.id, "needs_allocation_source"):
+                yield (
+                    f'processor "{reference.id}" in pipeline "{pipeline_id}" has no allocation source: '
+                    "none of its receivers says who holds which GPU, so every series stays without an owner"
+                )
+
+
+def _has(sections: Sections, kind: Kind, component_id: ComponentID, trait: str) -> bool:
+    declared = sections.of(kind).get(component_id)
+    return declared is not None and bool(getattr(declared.config, trait, False))
+
+
+def _check_writer(
+    exporter: ComponentID,
+    signal: Signal,
+    writers: dict[tuple[Signal, str], ComponentID],
+    sections: Sections,
+    report: Report,
+) -> None:
+    declared = sections.of(Kind.EXPORTERS).get(exporter)
+    destination = declared.config.destination() if declared is not None and declared.config is not None else None
+    if declared is None or destination is None:
+        return
+    first = writers.setdefault((signal, destination), exporter)
+    if first != exporter:
+        message = f'writes {signal} to the same destination as exporter "{first}" ({destination}); use one exporter'
+        report.add(declared.at, join_path(Kind.EXPORTERS.value, str(exporter)), message)
+
+
+def _check_deriver(
+    exporter: ComponentID,
+    pipeline_id: PipelineID,
+    pipeline: Pipeline,
+    derivers: dict[ComponentID, PipelineID],
+    report: Report,
+) -> None:
+    first = derivers.setdefault(exporter, pipeline_id)
+    if first != pipeline_id:
+        message = (
+            f'derives series into exporter "{exporter}", and so does pipeline "{first}"; '
+            "derive in one pipeline or write to different destinations"
+        )
+        report.add(pipeline.at, join_path("service::pipelines", str(pipeline_id)), message)
