@@ -1,0 +1,49 @@
+"""Replay: a recording through the processors of a config, in event time, as fast as it goes.
+
+Invariant: the processors meet the same batches in the same order as they did live, and nothing else, so the output
+has the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpulens.config.ids import ComponentID, Kind, PipelineID, Signal
+from gpulens.config.nodes import Position
+from gpulens.config.service import ComponentEntry, PipelineConfig, ServiceConfig
+from gpulens.pipeline.errors import StartError
+from gpulens.pipeline.registry import Registry
+
+SOURCE = ComponentID("otlp_json_file", "replay")
+SINK = ComponentID("file", "replay")
+
+
+def replay_config(
+    config: ServiceConfig, registry: Registry, source: str, target: str, pipeline: str = ""
+) -> ServiceConfig:
+    """The config with one pipeline: recording -> the processors of a metrics pipeline -> file.
+
+    `pipeline` names which one; it may be left out when there is only one. Raises StartError when it can't be told.
+    """
+    candidates = {str(name): body for name, body in config.pipelines.items() if name.signal is Signal.METRICS}
+    if pipeline and pipeline not in candidates:
+        raise StartError(f'no metrics pipeline "{pipeline}"; the config has: {", ".join(candidates)}')
+    if not pipeline and len(candidates) != 1:
+        raise StartError(f"say with --pipeline whose processors to replay: {', '.join(candidates)}")
+    body = candidates[pipeline] if pipeline else next(iter(candidates.values()))
+    components = {key: entry for key, entry in config.components.items() if key[0] is Kind.PROCESSORS}
+    at = Position("replay", 0, 0)
+    for kind, component_id, block in (
+        (Kind.RECEIVERS, SOURCE, {"include": [source], "on_end": "stop"}),
+        (Kind.EXPORTERS, SINK, {"path": target}),
+    ):
+        model = registry.config_model(kind, component_id.type)
+        components[kind, component_id] = ComponentEntry(
+            component_id, component_id.type, model.model_validate(block), at
+        )
+    return replace(
+        config,
+        components=components,
+        extensions=(),
+        pipelines={PipelineID(Signal.METRICS): PipelineConfig((SOURCE,), body.processors, (SINK,))},
+    )
