@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from gpulens.pipeline.errors import StartError
+from gpulens.simulator.inventory import write_inventory
 from gpulens.simulator.reading import shipped_worlds
 from gpulens.simulator.schema import parse_duration
 from gpulens.simulator.server import Simulator, serve
@@ -32,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dcgm", default=DEFAULT_DCGM, help="where dcgm-exporter listens (default %(default)s)")
     parser.add_argument("--gke", default=DEFAULT_GKE, help="where GKE's collector listens (default %(default)s)")
     parser.add_argument("--kubelet", default=str(socket), help="the Pod Resources socket (default %(default)s)")
+    parser.add_argument(
+        "--inventory",
+        default=str(socket.with_name("inventory.jsonl")),
+        help="where the map of MIG instances is written as a recording (default %(default)s)",
+    )
     parser.add_argument("--scale", type=_scale, default=1.0, help="simulated seconds per second (default 1)")
     parser.add_argument("--duration", type=_duration, default=None, help="stop after this time, as in 20s")
 
@@ -68,6 +75,7 @@ async def simulate(
     dcgm: str = DEFAULT_DCGM,
     gke: str = DEFAULT_GKE,
     kubelet: str,
+    inventory: str = "",
     scale: float = 1.0,
     duration: float | None = None,
     say: Callable[[str], None] = print,
@@ -77,6 +85,8 @@ async def simulate(
     Raises ConfigError for a bad world and StartError where something can't be listened on.
     """
     world = World.load(world_path)
+    if inventory:
+        _write_inventory(world, Path(inventory))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
@@ -90,6 +100,15 @@ async def simulate(
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
+
+
+def _write_inventory(world: World, path: Path) -> None:
+    try:
+        write_inventory(world, path)
+    except OSError as error:
+        raise StartError(
+            f"the inventory {path} can't be written: {error.strerror}; name another with --inventory"
+        ) from error
 
 
 def endpoints(simulator: Simulator, scale: float) -> str:

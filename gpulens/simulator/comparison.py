@@ -116,15 +116,20 @@ def exporter_view(page: str) -> dict[tuple[str, str], str]:
 
 
 def gke_view(page: str) -> dict[str, str]:
-    """GPU UUID -> what GKE's collector says: owner and duty cycle."""
+    """GPU UUID -> what GKE's collector says: pod and duty cycle."""
     found: dict[str, str] = {}
     for name, labels, value in _samples(page):
         uuid = labels.get("accelerator_id", "")
         if name == "duty_cycle":
-            found[uuid] = f"{labels['namespace']}/{labels['pod']} {value:3.0f} %"
+            found[uuid] = f"{labels['pod']} {value:3.0f} %"
         elif name == "duty_cycle_gpu_node":
             found.setdefault(uuid, f"(no pod) {value:3.0f} %")
     return found
+
+
+def _short(model: str) -> str:
+    """`NVIDIA A100-SXM4-40GB` -> `A100`."""
+    return model.removeprefix("NVIDIA ").removeprefix("Tesla ").replace("-", " ").partition(" ")[0]
 
 
 def _ratio(value: Value | None) -> str:
@@ -133,18 +138,20 @@ def _ratio(value: Value | None) -> str:
 
 def _owner(device: Device) -> str:
     if device.owners:
-        return " + ".join(sorted(device.owners))
+        return ", ".join(sorted(device.owners))
     return f"({device.reason or 'unknown'})"
 
 
 def table(ledger: Ledger, exporter_page: str, gke_page: str, names: Mapping[str, tuple[str, str]]) -> str:
     """The comparison as text. `names` maps a device's id to (GPU UUID, GPU instance id or "")."""
     by_exporter, by_gke = exporter_view(exporter_page), gke_view(gke_page)
-    rows = [("GPU", "default dcgm-exporter", "GKE duty_cycle", "true owner", "residency", "SM active", "memory")]
+    rows = [
+        ("GPU", "default dcgm-exporter", "GKE's collector", "gpulens: the owner", "resident", "SM active", "memory")
+    ]
     for device in devices(ledger):
         uuid, instance = names.get(device.hw_id, (device.hw_id, ""))
         memory = device.values.get("hw.gpu.memory.usage")
-        label = f"{device.name} {device.model.removeprefix('NVIDIA ').removeprefix('Tesla ')}"
+        label = f"{device.name} {_short(device.model)}"
         rows.append(
             (
                 f"{label} {device.profile}".strip(),
@@ -163,7 +170,10 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     left = 4
     lines = [
-        "  ".join(cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
         for row in rows
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))

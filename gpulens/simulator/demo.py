@@ -21,6 +21,7 @@ from gpulens.pipeline.errors import StartError
 from gpulens.pipeline.registry import Registry
 from gpulens.pipeline.service import Service
 from gpulens.simulator.comparison import Ledger, table
+from gpulens.simulator.inventory import write_inventory
 from gpulens.simulator.server import Simulator, serve
 from gpulens.simulator.world import World
 
@@ -35,6 +36,8 @@ async def demo(duration: str, listen: str, world: str, scale: float, record: str
         seconds = parse_duration(duration)
     except ValueError as error:
         raise StartError(f"--duration {duration}: {error}") from error
+    if record:
+        Path(record).mkdir(parents=True, exist_ok=True)
     if scale <= 0:
         raise StartError(f"--scale {scale}: simulated seconds per second must be above 0")
     node = World.load(world or "demo")
@@ -42,9 +45,10 @@ async def demo(duration: str, listen: str, world: str, scale: float, record: str
     journal.configure("warn", "console")
     with tempfile.TemporaryDirectory(prefix="gpulens-") as folder:
         socket = Path(folder) / "kubelet.sock"
+        write_inventory(node, socket.with_name("inventory.jsonl"))
         async with serve(node, lambda: clock.now_ns() / 1e9, kubelet=socket) as simulator:
             ledger = Ledger()
-            service = _service(simulator, ledger, listen, record, clock, node)
+            service = _service(simulator, ledger, folder, listen, record, clock, node)
             await service.start()
             try:
                 print(
@@ -59,12 +63,13 @@ async def demo(duration: str, listen: str, world: str, scale: float, record: str
 
 
 def _service(
-    simulator: Simulator, ledger: Ledger, listen: str, record: str, clock: ScaledClock, world: World
+    simulator: Simulator, ledger: Ledger, folder: str, listen: str, record: str, clock: ScaledClock, world: World
 ) -> Service:
     environ = {
         "GPULENS_DEMO_DCGM": simulator.dcgm_url,
         "GPULENS_DEMO_GKE": simulator.gke_url,
         "GPULENS_DEMO_KUBELET": simulator.kubelet_endpoint,
+        "GPULENS_DEMO_INVENTORY": str(Path(folder) / "inventory.jsonl"),
         "GPULENS_DEMO_LISTEN": listen,
         "GPULENS_DEMO_RECORD": record,
     }
@@ -74,7 +79,7 @@ def _service(
         configs += [
             "yaml:exporters::file/raw::path: ${env:GPULENS_DEMO_RECORD}/raw.jsonl",
             "yaml:exporters::file/out::path: ${env:GPULENS_DEMO_RECORD}/out.jsonl",
-            "yaml:service::pipelines::metrics/raw::receivers: [dcgm, gke, pod_resources]",
+            "yaml:service::pipelines::metrics/raw::receivers: [otlp_json_file/inventory, pod_resources, dcgm, gke]",
             "yaml:service::pipelines::metrics/raw::exporters: [file/raw]",
         ]
         exporters.append("file/out")
