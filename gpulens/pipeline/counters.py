@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from math import isfinite
 from typing import Generic, TypeVar
 
 from gpulens.pipeline.data import Value
@@ -52,11 +53,14 @@ class CounterStarts(Generic[K]):
     def observe(
         self, key: K, raw: Value, time_ns: int, start_ns: int | None = None, source: str = ""
     ) -> CounterPoint | None:
-        """Takes a raw total in; None for a point that is not newer than the last one (drop and count it).
+        """Takes a raw total in; None for a point that is not newer than the last one, or that is no finite number
+        (drop and count it): one NaN would stay in the total for ever.
 
         `start_ns` is the start when the source knows it (driver load), None when it does not. Another `source` than
         before goes on from the last output by increments, under the same start.
         """
+        if not isfinite(raw):
+            return None
         state = self._states.get(key)
         if state is None:
             start = time_ns if start_ns is None else min(start_ns, time_ns)
@@ -69,10 +73,10 @@ class CounterStarts(Generic[K]):
         if source != state.source:
             point = CounterPoint(last.value, last.start_ns, time_ns, last.start_known, last.since_first)
         elif raw < state.raw:
-            state.first = 0
             point = CounterPoint(raw, last.time_ns + RESET_GAP_NS, time_ns, True, raw)
             if point.start_ns >= time_ns:
                 return None
+            state.first = 0
         else:
             grown = raw - state.raw
             value = raw if last.value == state.raw else last.value + grown

@@ -24,19 +24,19 @@ class ComponentLog:
     kind: str = ""
     id: str = ""
 
-    def debug(self, event: str, **fields: Field) -> None:
+    def debug(self, event: str, /, **fields: Field) -> None:
         """Something for the developer."""
         self._write(logging.DEBUG, event, fields)
 
-    def info(self, event: str, **fields: Field) -> None:
+    def info(self, event: str, /, **fields: Field) -> None:
         """Something changed, as expected."""
         self._write(logging.INFO, event, fields)
 
-    def warning(self, event: str, **fields: Field) -> None:
+    def warning(self, event: str, /, **fields: Field) -> None:
         """Something changed that a person may want to look at."""
         self._write(logging.WARNING, event, fields)
 
-    def error(self, event: str, **fields: Field) -> None:
+    def error(self, event: str, /, **fields: Field) -> None:
         """Data is lost, or a component does not work."""
         self._write(logging.ERROR, event, fields)
 
@@ -70,7 +70,7 @@ class _Json(logging.Formatter):
 
 def _quote(value: Field) -> str:
     text = str(value)
-    return json.dumps(text) if not text or any(c in text for c in " \t\n\"'=") else text
+    return json.dumps(text) if not text.isprintable() or not text or any(c in text for c in " \"'=") else text
 
 
 def configure(level: str, encoding: str, stream: TextIO | None = None) -> None:

@@ -89,7 +89,11 @@ class Registry:
         if name in others:
             return name, False
         for candidate in others:
-            if self.factory(kind, candidate).alias == name:
+            try:
+                alias = self.factory(kind, candidate).alias
+            except StartError:
+                continue  # it says so to whoever names it
+            if alias == name:
                 return candidate, True
         raise KeyError(name)
 
@@ -104,7 +108,7 @@ class Registry:
         target = BUILT_IN[kind].get(name)
         entry = _third_party(kind)[name] if target is None else EntryPoint(name, target, f"gpulens.{kind}")
         try:
-            module, attribute = import_module(entry.module), entry.attr
+            module, attribute = import_module(entry.module), entry.attr or ""
         except ImportError as error:
             raise StartError(f"{kind}::{name}: can't be imported: {error}; install the extra that brings it") from error
         except Exception as error:  # a third party's module may raise anything while it is imported

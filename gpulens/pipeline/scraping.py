@@ -8,10 +8,13 @@ signs of life takes them off.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
+
+from pydantic import model_validator
 
 from gpulens.config.types import ComponentConfig, Duration
 from gpulens.pipeline.ack import Ack
@@ -31,6 +34,14 @@ class ScrapeConfig(ComponentConfig):
     collection_interval: Duration = 60.0
     initial_delay: Duration = 1.0
     timeout: Duration = 0.0
+
+    @model_validator(mode="after")
+    def _positive_times(self) -> Self:
+        if self.collection_interval <= 0:
+            raise ValueError("'collection_interval' must be positive")
+        if self.timeout < 0:
+            raise ValueError("'timeout' must not be negative")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +199,9 @@ class ScrapeReceiver:
             self._failed(ScrapeError(str(error), "timeout"), now_ns)
         except ScrapeError as error:
             self._failed(error, now_ns)
+        except Exception as error:  # noqa: BLE001 - a scraper's defect is one failed tick, not the end of all ticks
+            settings.log.debug("Scraper raised.", error="".join(traceback.format_exception(error)))
+            self._failed(ScrapeError(f"defect in the scraper: {error!r}", "internal_error"), now_ns)
         else:
             self._succeeded(scraped, now_ns)
 

@@ -1,0 +1,65 @@
+"""The configuration of the `otlp_http` exporter; names and meaning are the Collector's exporter's."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Final, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from gpulens.config.types import Duration, Secret
+from gpulens.pipeline.otlp_sending import OtlpConfig
+
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+class Encoding(StrEnum):
+    """The form of requests."""
+
+    PROTO = "proto"
+    JSON = "json"
+
+
+class OtlpHttpConfig(OtlpConfig):
+    """What the user writes under `otlp_http:`."""
+
+    endpoint: Annotated[str, Field(description="Base URL; `/v1/metrics` is put behind it.")] = ""
+    metrics_endpoint: Annotated[str, Field(description="URL for metrics, taken as it is.")] = ""
+    encoding: Annotated[Encoding, Field(description="Protobuf or JSON.")] = Encoding.PROTO
+    timeout: Annotated[Duration, Field(description="Time for each try; 0 = no limit.")] = 30.0
+
+    @field_validator("endpoint", "metrics_endpoint")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        if url:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(f'"{url}" is not a URL, as in "http://otel-collector:4318"')
+        return url
+
+    @field_validator("headers")
+    @classmethod
+    def _check_headers(cls, headers: dict[str, Secret]) -> dict[str, Secret]:
+        for name, value in headers.items():
+            if not _HEADER.fullmatch(name):
+                raise ValueError(f'"{name}" can\'t be the name of an HTTP header')
+            if any(char in "\r\n\0" for char in value.reveal()):
+                raise ValueError(f'the value of header "{name}" has line breaks')
+        return headers
+
+    @model_validator(mode="after")
+    def _check_endpoints(self) -> Self:
+        if not self.endpoint and not self.metrics_endpoint:
+            raise ValueError("at least one endpoint must be specified")
+        return self
+
+    @property
+    def url(self) -> str:
+        """Where metrics go."""
+        return self.metrics_endpoint or self.endpoint.rstrip("/") + "/v1/metrics"
+
+    def destination(self) -> str | None:
+        """The URL for metrics."""
+        return self.url
