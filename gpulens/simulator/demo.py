@@ -25,6 +25,11 @@ from gpulens.simulator.inventory import write_inventory
 from gpulens.simulator.server import Simulator, serve
 from gpulens.simulator.world import World
 
+READING = (
+    "Left: a default dcgm-exporter gives every GPU to itself. Middle: GKE's collector knows the pod, but its\n"
+    "duty cycle only says that a kernel was resident. Right: the pod, and the share of the chip that works."
+)
+
 
 async def demo(duration: str, listen: str, world: str, scale: float, record: str, out: TextIO) -> None:
     """Runs the demo for `duration` (a Go duration, "0s" = until SIGINT or SIGTERM) and prints the table to `out`.
@@ -57,7 +62,8 @@ async def demo(duration: str, listen: str, world: str, scale: float, record: str
                     flush=True,
                 )
                 await _until(service, seconds)
-                print(_table(ledger, node, clock.now_ns() / 1e9), file=out, flush=True)
+                print(_table(ledger, node, clock.now_ns() / 1e9), file=out)
+                print(READING, file=out, flush=True)
             finally:
                 await service.shutdown()
 

@@ -24,7 +24,12 @@ SOURCE = "pod_resources"
 class PodResourcesScraper:
     """One kubelet socket as a stream of allocations."""
 
-    def __init__(self, client: KubeletClient, reader: Reader, clock: Clock, node: str, stream: str) -> None:
+    def __init__(
+        self, client: KubeletClient, reader: Reader, clock: Clock, node: str, stream: str, reuse_s: float = 60.0
+    ) -> None:
+        self._reuse_s = reuse_s
+        self._devices: bytes | None = None
+        self._devices_at = 0.0
         self._client = client
         self._reader = reader
         self._clock = clock
@@ -36,21 +41,29 @@ class PodResourcesScraper:
         self._values: tuple[Value, ...] = ()
 
     async def scrape(self, now_ns: int) -> Scraped:
-        """Asks the kubelet. The readings' time is the moment at which List was asked: whoever held a device
-        only before it can't be in the reply."""
-        problem = ""
-        try:
-            allocatable = await self._client.allocatable()
-        except ScrapeError as error:
-            allocatable, problem = None, f"free devices are not known: {error}"
+        """Asks the kubelet. What it says was true at some instant between request and reply: the readings' start
+        time is the request's, their time the reply's."""
+        allocatable, failed = await self._allocatable()
         asked_ns = self._clock.now_ns()
         replies = (await self._client.list(), allocatable)
         if replies != self._replies:
             self._take_up(*replies)
             self._replies = replies
-        batch = Batch.of(self._layout, self._values, asked_ns, self._stream, complete=not problem)
-        rejected = () if self._read is None else self._read.rejected
-        return Scraped(batch, dict(rejected), problem)
+        batch = Batch.of(self._layout, self._values, self._clock.now_ns(), self._stream, start_ns=asked_ns)
+        rejected = dict(() if self._read is None else self._read.rejected)
+        return Scraped(batch, {**rejected, **({"allocatable_failed": 1} if failed else {})})
+
+    async def _allocatable(self) -> tuple[bytes | None, bool]:
+        """The devices that exist, and whether asking failed: then the last answer stands for as long as owners would.
+        List alone says who holds what, so the batch is complete all the same."""
+        try:
+            self._devices = await self._client.allocatable()
+        except ScrapeError:
+            if self._clock.monotonic() - self._devices_at > self._reuse_s:
+                self._devices = None
+            return self._devices, True
+        self._devices_at = self._clock.monotonic()
+        return self._devices, False
 
     async def close(self) -> None:
         """Closes the channel."""
@@ -108,5 +121,5 @@ def create(settings: Settings, config: PodResourcesConfig, consumer: Metrics) ->
     clock, limit = settings.clock, config.max_message_size_mib << 20
     client = KubeletClient(config.socket_path, clock, config.timeout, limit)
     reader = Reader(Selection(config.resource_names), config.sharing_mode)
-    scraper = PodResourcesScraper(client, reader, clock, settings.node, str(settings.id))
+    scraper = PodResourcesScraper(client, reader, clock, settings.node, str(settings.id), config.reuse)
     return ScrapeReceiver(settings, config, SOURCE, scraper, consumer, keep_s=config.reuse)

@@ -148,15 +148,30 @@ async def test_no_allocatable_list_is_no_failure(kubelet: FakeKubelet, answer: F
     assert node.reports[-1] == (Status.OK, "")
 
 
-async def test_a_failing_allocatable_list_makes_the_batch_partial(kubelet: FakeKubelet) -> None:
-    """Owners go out, but what is free is not taken off: the batch does not claim to say everything."""
+async def test_a_failing_allocatable_list_is_covered_by_the_last_one(kubelet: FakeKubelet) -> None:
+    """List alone says who holds what, so the batch stays complete: a device that nobody names any more must not keep
+    its old owner. What is free is known from the last good answer, for as long as `reuse`."""
+    node = Node(kubelet.path, reuse="60s")
+    before = await node.tick()
     kubelet.answers[ALLOCATABLE] = Fault(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+    await node.clock.advance(10)
+    during = await node.tick()
+    await node.clock.advance(60)
+    later = await node.tick()
+    await node.receiver.shutdown()
+    assert during.complete and later.complete
+    assert rows(during, "gpu.allocated") == rows(before, "gpu.allocated")
+    assert rows(later, "gpu.allocated") == {("train", A): 1}
+    assert rows(later, "gpu.telemetry.rejected") == {("", ""): 2}
+
+
+async def test_a_snapshot_tells_request_and_reply(kubelet: FakeKubelet) -> None:
+    """What the kubelet says was true between the two: start time and time of its readings."""
     node = Node(kubelet.path)
     batch = await node.tick()
     await node.receiver.shutdown()
-    assert not batch.complete
-    assert rows(batch, "gpu.allocated") == {("train", A): 1}
-    assert node.reports[-1][0] is Status.RECOVERABLE
+    slot = next(i for i, (_, _, s) in enumerate(batch.layout.identities()) if s.metric.name == "gpu.allocated")
+    assert 0 < batch.starts()[slot] <= batch.times()[slot]
 
 
 async def test_a_silent_kubelet_is_reused_and_then_dropped(kubelet: FakeKubelet) -> None:
