@@ -70,9 +70,11 @@ class CounterStarts(Generic[K]):
         last = state.point
         if time_ns <= last.time_ns:
             return None
+        restarted = start_ns is not None and last.time_ns < start_ns <= time_ns
         if source != state.source:
             point = CounterPoint(last.value, last.start_ns, time_ns, last.start_known, last.since_first)
-        elif raw < state.raw:
+        elif restarted or raw < state.raw:
+            # A known start after our last point is a reset even where the new total has passed the old one.
             point = CounterPoint(raw, last.time_ns + RESET_GAP_NS, time_ns, True, raw)
             if point.start_ns >= time_ns:
                 return None

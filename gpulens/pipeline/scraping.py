@@ -29,7 +29,8 @@ T = TypeVar("T")
 
 
 class ScrapeConfig(ComponentConfig):
-    """What every scraping receiver's block has; names and meaning are the Collector's scraperhelper's."""
+    """What every scraping receiver's block has. Names and meaning are the Collector's scraperhelper's, but for a
+    timeout of 0: that is one interval here, since a batch leaves on every tick."""
 
     collection_interval: Duration = 60.0
     initial_delay: Duration = 1.0
@@ -193,8 +194,10 @@ class ScrapeReceiver:
         """One scrape and one batch."""
         settings = self._settings
         now_ns = settings.clock.now_ns()
+        # Without a deadline a source that hangs would silence the signs of life too.
+        limit_s = self._config.timeout or self._config.collection_interval
         try:
-            scraped = await within(settings.clock, self._config.timeout, self._scraper.scrape(now_ns))
+            scraped = await within(settings.clock, limit_s, self._scraper.scrape(now_ns))
         except DeadlineError as error:
             self._failed(ScrapeError(str(error), "timeout"), now_ns)
         except ScrapeError as error:
