@@ -149,7 +149,7 @@ async def test_the_same_layout_object_comes_back_in_the_steady_state() -> None:
 
 async def test_a_slow_scrape_skips_ticks_and_never_overlaps() -> None:
     """A scrape of 25 s at an interval of 10 s: the ticks that pass meanwhile are left out, the rest stay in step."""
-    rig = Rig(delay_s=0)
+    rig = Rig(delay_s=0, timeout_s=60)
 
     async def slow(now_ns: int) -> Scraped:
         await rig.clock.sleep(25)
@@ -169,6 +169,19 @@ async def test_a_scrape_of_exactly_one_interval_skips_nothing() -> None:
         return Scraped(reading(now_ns))
 
     rig.answer = slow
+    await rig.run(35)
+    assert rig.scrapes == [0, 10, 20, 30]
+
+
+async def test_without_a_timeout_the_interval_is_the_deadline() -> None:
+    """A source that hangs must not silence the signs of life."""
+    rig = Rig(delay_s=0)
+
+    async def hung(now_ns: int) -> Scraped:
+        await rig.clock.sleep(10**6)
+        return Scraped(reading(now_ns))
+
+    rig.answer = hung
     await rig.run(35)
     assert rig.scrapes == [0, 10, 20, 30]
 

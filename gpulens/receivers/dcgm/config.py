@@ -23,7 +23,7 @@ class DcgmConfig(PageScrapeConfig):
     """Scrapes one dcgm-exporter."""
 
     collection_interval: Annotated[Duration, Field(description="Time between two scrapes.")] = 15.0
-    timeout: Annotated[Duration, Field(description="Deadline of one scrape; 0 has none.")] = 10.0
+    timeout: Annotated[Duration, Field(description="Deadline of one scrape; 0 is one interval.")] = 10.0
     refresh: Annotated[
         Duration,
         Field(

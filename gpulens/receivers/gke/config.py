@@ -14,4 +14,4 @@ class GkeConfig(PageScrapeConfig):
     """Scrapes the page of GKE's device plugin (nvidia-metrics-collector), usually http://POD-IP:2112/metrics."""
 
     collection_interval: Annotated[Duration, Field(description="Time between two scrapes.")] = 30.0
-    timeout: Annotated[Duration, Field(description="Deadline of one scrape; 0 has none.")] = 10.0
+    timeout: Annotated[Duration, Field(description="Deadline of one scrape; 0 is one interval.")] = 10.0

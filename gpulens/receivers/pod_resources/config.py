@@ -21,7 +21,7 @@ class PodResourcesConfig(ScrapeConfig):
         "unix:///var/lib/kubelet/pod-resources/kubelet.sock"
     )
     collection_interval: Annotated[Duration, Field(gt=0, description="Time between two scrapes.")] = 10.0
-    timeout: Annotated[Duration, Field(description="How long a scrape may take; 0 is no limit.")] = 5.0
+    timeout: Annotated[Duration, Field(description="How long a scrape may take; 0 is one interval.")] = 5.0
     reuse: Annotated[
         Duration,
         Field(description="How long the last allocations stay in force while the kubelet does not answer."),
