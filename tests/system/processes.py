@@ -25,7 +25,9 @@ def gpulens(*arguments: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], log: Path, environ: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    command: Sequence[str], log: Path, environ: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """A process while the context lasts; its output goes to `log`. It is asked to end, then made to."""
     env = {**os.environ, "PYTHONPATH": str(REPO), **(environ or {})}
     with log.open("wb") as output:

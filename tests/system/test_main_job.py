@@ -22,7 +22,7 @@ def page(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[str]:
     log = tmp_path / "demo.log"
     with running(gpulens("demo", "--duration", "0s", "--scale", "30", "--listen", listen), log):
         url = f"http://{listen}/metrics"
-        eventually(lambda: OWNERS <= owners(fetch(url)), log)
+        eventually(lambda: owners(fetch(url)) >= OWNERS, log)
         yield url
 
 
@@ -42,7 +42,7 @@ def test_the_demos_page_passes_promtool(page: str, promtool: str) -> None:
 def test_a_real_prometheus_answers_by_pod(
     page: str, prometheus_binary: str, tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
-    """`sum by (pod)` names the true pods: the notebook that does nothing, the spin loop at 15 %, the training at work."""
+    """`sum by (pod)` names the true pods: a notebook that does nothing, a spin loop at 15 %, a training at work."""
     port = free_port()
     config = tmp_path / "prometheus.yml"
     target = page.removeprefix("http://").removesuffix("/metrics")
@@ -63,14 +63,15 @@ def test_a_real_prometheus_answers_by_pod(
         resident = query(server, 'sum by (pod) (hw_gpu_utilization_ratio{hw_gpu_task="general",pod!=""})')
         joined = query(server, 'hw_power_watts * on(gpu_uuid) group_left(pod) (gpu_allocated{pod="train-llm-0"} == 1)')
     assert active["notebook-anna-0"] == 0
-    assert active["spin-eval-7f9c"] < 0.2 < 0.9 < resident["spin-eval-7f9c"]
+    assert active["spin-eval-7f9c"] < 0.2
+    assert resident["spin-eval-7f9c"] > 0.9
     assert active["train-llm-0"] > 0.5
     assert not any("exporter" in pod for pod in active)
     assert joined["train-llm-0"] > 100
 
 
 def _complete(answer: dict[str, float]) -> dict[str, float] | None:
-    return answer if OWNERS <= answer.keys() else None
+    return answer if answer.keys() >= OWNERS else None
 
 
 def test_rotel_receives_the_same_series_by_grpc_and_http(
@@ -108,7 +109,8 @@ def _through_rotel(rotel: str, protocol: str, folder: Path, free_port: Callable[
     agent = gpulens(
         "run", "--config", "preset:demo", "--config", f"yaml:{exporter}",
         "--config", f"yaml:service::pipelines::metrics::exporters: [otlp_{protocol}]",
-        "--set", "receivers.dcgm.collection_interval=500ms", "--set", "receivers.pod_resources.collection_interval=300ms",
+        "--set", "receivers.dcgm.collection_interval=500ms",
+        "--set", "receivers.pod_resources.collection_interval=300ms",
         "--set", "receivers.dcgm.initial_delay=2s", "--set", "receivers.dcgm.refresh=1s",
         "--set", "receivers.gke.collection_interval=1s",
     )  # fmt: skip
@@ -123,7 +125,7 @@ def _through_rotel(rotel: str, protocol: str, folder: Path, free_port: Callable[
     with running(command, log), running(node, folder / "node.log"):
         eventually(lambda: socket.exists() and inventory.exists(), folder / "node.log")
         with running(agent, agent_log, environ):
-            eventually(lambda: OWNERS <= {pod for pod, _ in _series(log.read_text(errors="replace"))}, agent_log)
+            eventually(lambda: {pod for pod, _ in _series(log.read_text(errors="replace"))} >= OWNERS, agent_log)
     return {(pod, name) for pod, name in _series(log.read_text(errors="replace")) if pod}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from gpulens.config.types import ComponentConfig, Duration
@@ -9,6 +11,8 @@ from gpulens.config.types import ComponentConfig, Duration
 
 class AttributionConfig(ComponentConfig):
     """Settings of the attribution processor; the defaults are those of the rule 'two snapshots that agree'."""
+
+    needs_allocation_source: ClassVar[bool] = True
 
     hold: Duration = Field(
         0.0,

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpulens.pipeline.data import AttributeValue
 
 _GKE = re.compile(r"nvidia(?P<minor>\d+)(?:/gi(?P<gi>\d+))?\Z")
-_PCI = re.compile(r"(?P<domain>[0-9a-f]{4,8}):(?P<rest>[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\Z", re.IGNORECASE)
+_PCI = re.compile(r"(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<rest>[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z", re.IGNORECASE)
+_OLD_MIG = re.compile(r"MIG-(?P<gpu>GPU-[^/]+)/(?P<gi>\d+)/\d+\Z")
 _INSTANCE = re.compile(r"(?P<parent>GPU-[^/]+)/gi\d+\Z")
 
 ALL_DEVICES = "all"
@@ -48,6 +49,10 @@ class DeviceFact:
             dra,
         )
 
+    def anywhere(self) -> DeviceFact:
+        """What of it holds without knowing the node: UUIDs only."""
+        return replace(self, minor="", pci="", dra="")
+
     @property
     def key(self) -> str:
         """The one key of this device: a GPU's UUID, or `<parent>/gi<N>` for a MIG instance."""
@@ -59,7 +64,7 @@ def normal_pci(address: str) -> str:
     match = _PCI.match(address)
     if match is None:
         return ""
-    return f"{int(match['domain'], 16):04x}:{match['rest'].lower()}"
+    return f"{int(match['domain'] or '0', 16):04x}:{match['rest'].lower()}"
 
 
 def is_global(key: str) -> bool:
@@ -93,6 +98,11 @@ class DeviceMap:
         """Every device that a stream described."""
         return {fact.key for facts in self._facts.values() for fact in facts}
 
+    @property
+    def hw_ids(self) -> set[str]:
+        """The devices by the names that streams gave them."""
+        return {fact.hw_id for facts in self._facts.values() for fact in facts}
+
     def resolve(self, name: str) -> tuple[str, ...]:
         """The keys of the devices that a name stands for; the name itself when nobody knows it."""
         if name == ALL_DEVICES:
@@ -103,7 +113,9 @@ class DeviceMap:
             if gpu is None:
                 return (name,)
             return (f"{gpu}/gi{gke['gi']}" if gke["gi"] is not None else gpu,)
-        return (self._names.get(normal_pci(name) or name, name),)
+        old_mig = _OLD_MIG.match(name)
+        name = f"{old_mig['gpu']}/gi{old_mig['gi']}" if old_mig is not None else normal_pci(name) or name
+        return (self._names.get(name, name),)
 
     def is_resolved(self, key: str) -> bool:
         """The key names a device for sure: a GPU by UUID, an instance of one, or something a stream described."""

@@ -8,12 +8,14 @@ of what arrives and on nothing else.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
 from gpulens.pipeline.ack import Ack
 from gpulens.pipeline.component import Host, Metrics, Settings
-from gpulens.pipeline.data import Batch, Layout
+from gpulens.pipeline.data import Batch, Layout, bitmap_slots
 from gpulens.pipeline.grid import NS, Grid, Watermark
 from gpulens.pipeline.lru import BytesLRU
 from gpulens.processors.attribution.config import AttributionConfig
@@ -27,14 +29,55 @@ PLAN_BYTES = 300
 """Rough cost of a series in a plan or a mapping (objects, tuples, dictionary entries), measured on a 5,000-series
 layout."""
 
+SWEEP_NS = 300 * NS
+"""Event time between two sweeps of the caches; a multiple of any sensible grid."""
+
 MAX_HELD = 1000
 """Batches that may wait; beyond, the oldest goes out undecided."""
+
+
+_Span = tuple[int, int, int | None]
+"""What the readings of a group cover: first time, last time, and the window before the first; ns. The window is None
+while nobody knows the node."""
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class AgingCache(Generic[K, V]):
+    """A cache bounded in bytes whose entries also go when two sweeps pass without a use: what churn leaves behind
+    must not fill the room that is there for many senders."""
+
+    def __init__(self, name: str, limit_bytes: int, cost: Callable[[K, V], int]) -> None:
+        self.entries: BytesLRU[K, V] = BytesLRU(name, limit_bytes, cost)
+        self._used: set[K] = set()
+        self._before: set[K] = set()
+
+    def get(self, key: K) -> V | None:
+        """The value, None when it is not there."""
+        value = self.entries.get(key)
+        if value is not None:
+            self._used.add(key)
+        return value
+
+    def put(self, key: K, value: V) -> None:
+        """Keeps a value."""
+        self.entries.put(key, value)
+        self._used.add(key)
+
+    def sweep(self) -> None:
+        """Drops what was not used since the sweep before."""
+        for key in self._before - self._used:
+            self.entries.discard(key)
+        self._before, self._used = self._used, set()
 
 
 @dataclass(slots=True)
 class _Held:
     batch: Batch
     plan: Plan
+    spans: list[_Span]
     deadline_ns: int
     ack: Ack
 
@@ -49,8 +92,8 @@ class AttributionProcessor:
         self._watermark = Watermark(round(config.lateness * NS))
         self._grid = Grid(round(config.grid * NS))
         self._reporter = Reporter(str(settings.id))
-        self._plans: BytesLRU[Layout, Plan] = BytesLRU("attribution_plans", 32 << 20, _plan_cost)
-        self._mappings: BytesLRU[tuple[Layout, View], Mapped] = BytesLRU(
+        self._plans: AgingCache[Layout, Plan] = AgingCache("attribution_plans", 32 << 20, _plan_cost)
+        self._mappings: AgingCache[tuple[Layout, View], Mapped] = AgingCache(
             "attribution_mappings", 64 << 20, lambda key, _: PLAN_BYTES * (key[0].size + 1)
         )
         self._held: dict[str, deque[_Held]] = {}
@@ -58,7 +101,7 @@ class AttributionProcessor:
 
     async def start(self, host: Host) -> None:
         """Registers the caches' figures."""
-        for cache in (self._plans, self._mappings):
+        for cache in (self._plans.entries, self._mappings.entries):
             for figure in ("bytes", "hits", "misses", "evictions"):
                 self._settings.telemetry.watch(
                     f"gpulens_cache_{figure}", partial(getattr, cache, figure), cache=cache.name
@@ -72,19 +115,32 @@ class AttributionProcessor:
     def consume(self, batch: Batch, ack: Ack) -> None:
         """Learns what the batch says, then passes on everything that can be decided."""
         plan = self._plan(batch.layout)
-        if batch.layout.size:
-            self._nodes.learn(plan, batch)
-            self._count_late()
+        self._nodes.learn(plan, batch)
+        self._count_late()
+        if batch.latest_ns():
             self._grid.start(batch.latest_ns())
             self._watermark.observe(batch.latest_ns())
         queue = self._held.setdefault(batch.stream, deque())
-        held = _Held(batch, plan, self._deadline(plan, batch), ack)
+        held = _Held(batch, plan, self._spans(plan, batch), self._deadline(plan, batch), ack)
         queue.append(held)
         self._release()
         held.ack = Ack()  # what waits beyond this call does not delay the source
         self._report()
 
     # --- what waits
+
+    def _spans(self, plan: Plan, batch: Batch) -> list[_Span]:
+        """The span of each group's readings, by what is known of the sources when they arrive."""
+        spans = []
+        for group, slots in zip(plan.groups, plan.members, strict=True):
+            if isinstance(batch.time_ns, int):
+                first = last = batch.time_ns
+            else:
+                times = [batch.time_ns[slot] for slot in slots]
+                first, last = min(times), max(times)
+            node = self._nodes.find(group.node, group.device)
+            spans.append((first, last, None if node is None else node.window(group.witness, batch.stream)))
+        return spans
 
     def _deadline(self, plan: Plan, batch: Batch) -> int:
         """Event time at which a batch goes out, decided or not."""
@@ -133,14 +189,12 @@ class AttributionProcessor:
     # --- deciding
 
     def _verdicts(self, held: _Held) -> list[Verdict]:
-        batch = held.batch
-        times = (batch.time_ns,) if isinstance(batch.time_ns, int) else batch.time_ns
-        first, last = min(times, default=0), max(times, default=0)
         verdicts = []
-        for group in held.plan.groups:
+        for group, (first_ns, last_ns, window_ns) in zip(held.plan.groups, held.spans, strict=True):
             node = self._nodes.find(group.node, group.device)
-            window_ns = 0 if node is None else node.window(group.witness)
-            verdicts.append(self._nodes.decide(node, group.device, first - window_ns, last))
+            if node is not None and window_ns is None:
+                window_ns = node.window(group.witness, held.batch.stream)
+            verdicts.append(self._nodes.decide(node, group.device, first_ns - (window_ns or 0), last_ns))
         return verdicts
 
     def _emit(self, held: _Held, verdicts: list[Verdict]) -> None:
@@ -148,7 +202,7 @@ class AttributionProcessor:
         if batch.layout.size:
             mapped = self._mapping(held.plan, self._view(held.plan, verdicts))
             batch = mapped.projection.apply(batch)
-            self._count(held.plan, verdicts)
+            self._count(held.plan, verdicts, held.batch.absent)
             if mapped.duplicates:
                 self._settings.telemetry.count(
                     "gpulens_attribution_duplicates", mapped.duplicates, processor=str(self._settings.id)
@@ -198,10 +252,18 @@ class AttributionProcessor:
             if batch is not None:
                 self._consumer.consume(batch, Ack())
             self._nodes.forget(instant)
+            if instant % SWEEP_NS == 0:
+                self._plans.sweep()
+                self._mappings.sweep()
 
-    def _count(self, plan: Plan, verdicts: list[Verdict]) -> None:
-        reasons = [str(verdict.reason) for verdict in verdicts]
-        for reason, count in Counter(reasons[group] for group in plan.work.values()).items():
+    def _count(self, plan: Plan, verdicts: list[Verdict], absent: bytes) -> None:
+        counts: Counter[str] = Counter()
+        for verdict, slots in zip(verdicts, plan.members, strict=True):
+            counts[str(verdict.reason)] += len(slots)
+        for slot in bitmap_slots(absent):
+            if slot in plan.work:
+                counts[str(verdicts[plan.work[slot]].reason)] -= 1
+        for reason, count in counts.items():
             self._settings.telemetry.count(
                 "gpulens_attribution_points", count, processor=str(self._settings.id), reason=reason
             )

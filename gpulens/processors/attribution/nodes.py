@@ -23,6 +23,8 @@ WINDOWS_NS = {"dcgm": 30 * NS, "gke": 60 * NS}
 the age that GKE's page may have."""
 
 LONGEST_WINDOW_NS = 120 * NS
+LONGEST_DURATION_S = 1200.0
+MOST_LOST_HOMES = 100
 FORGET_NS = 3600 * NS
 
 
@@ -37,20 +39,26 @@ class Node:
     devices: DeviceMap = field(default_factory=DeviceMap)
     histories: dict[tuple[str, str], History] = field(default_factory=dict)
     interval_ns: dict[str, int] = field(default_factory=dict)
-    window_ns: dict[str, int] = field(default_factory=dict)
+    window_ns: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By source and stream: two exporters may renew their values at different intervals."""
 
     def sources(self, source: str) -> list[History]:
         """What the streams of an allocation source said."""
         return [history for (name, _), history in self.histories.items() if name == source]
 
-    def window(self, witness: str) -> int:
+    def names(self) -> set[str]:
+        """Every name of a device that is still in use: of the devices described, and of the newest allocations."""
+        allocated = (history.last.owners for history in self.histories.values() if history.last is not None)
+        return self.devices.hw_ids.union(*allocated)
+
+    def window(self, witness: str, stream: str) -> int:
         """How far back a reading of this witness reaches, in ns. `witness` is the receiver's type, or `gpulens` for
         readings that reconcile has elected: then the longest of the node's windows is the safe one."""
-        if witness in self.window_ns:
-            return self.window_ns[witness]
-        if witness == "gpulens":
-            return max(self.window_ns.values(), default=0)
-        return WINDOWS_NS.get(witness, 0)
+        own = self.window_ns.get((witness, stream))
+        if own is not None:
+            return own
+        known = [ns for (source, _), ns in self.window_ns.items() if witness in (source, "gpulens")]
+        return max(known, default=WINDOWS_NS.get(witness, 0))
 
 
 class Nodes:
@@ -60,6 +68,7 @@ class Nodes:
         self._config = config
         self._nodes: dict[str, Node] = {}
         self._homes: dict[str, str] = {}
+        self._told: dict[str, set[str]] = {}
         self.late = 0
 
     def all(self) -> list[Node]:
@@ -74,21 +83,30 @@ class Nodes:
             if node is None:
                 self._nodes[name] = node = Node(name, resource, now_ns, now_ns)
             node.last_ns = max(node.last_ns, now_ns)
-        self._learn_devices(plan, batch)
         read = plan.reader(batch)
-        for slots, kept in ((plan.intervals, "interval_ns"), (plan.windows, "window_ns")):
-            for slot, name, source in slots:
-                value = read(slot)
-                if value is not None and 0 < value < LONGEST_WINDOW_NS / NS * 10:
-                    getattr(self._nodes[name], kept)[source] = round(value * NS)
+        self._learn_devices(plan, batch, read.absent)
+        for slot, name, source in plan.intervals:
+            if seconds := _duration(read(slot)):
+                self._nodes[name].interval_ns[source] = round(seconds * NS)
+        for slot, name, source in plan.windows:
+            if seconds := _duration(read(slot)):
+                self._nodes[name].window_ns[source, batch.stream] = round(seconds * NS)
         self._learn_allocations(plan, batch)
+        if batch.complete:
+            self._told[batch.stream] = set(plan.nodes)
+        else:
+            self._told.setdefault(batch.stream, set()).update(plan.nodes)
 
-    def _learn_devices(self, plan: Plan, batch: Batch) -> None:
+    def _learn_devices(self, plan: Plan, batch: Batch, absent: frozenset[int]) -> None:
         for name, facts in plan.facts.items():
-            self._nodes[name].devices.learn(batch.stream, facts, batch.complete)
-        for name in plan.nodes.keys() - plan.facts.keys():
-            if batch.complete:
-                self._nodes[name].devices.learn(batch.stream, (), True)
+            said = [fact for slot, fact in facts if slot not in absent]
+            self._nodes[name].devices.learn(batch.stream, said, batch.complete)
+            if name:
+                self._homes.update({fact.hw_id: name for fact in said if is_global(fact.hw_id)})
+        if batch.complete:
+            for node in self._told_of(batch.stream):
+                if node.name not in plan.facts:
+                    node.devices.learn(batch.stream, (), True)
 
     def _learn_allocations(self, plan: Plan, batch: Batch) -> None:
         read = plan.reader(batch)
@@ -99,6 +117,8 @@ class Nodes:
         for slot, name, device in plan.exclusive:
             if read(slot) == 1:
                 exclusive.setdefault(name, set()).add(device)
+        if batch.complete:
+            self._take_back(batch.stream, {*up, *spoken})
         end_ns = batch.latest_ns()
         for name, source in {**up, **spoken}:
             if source not in self._config.sources:
@@ -113,6 +133,17 @@ class Nodes:
                 owners = spoken.get((name, source), {})
                 snapshot = Snapshot(begin_ns, end_ns, owners, frozenset(exclusive.get(name, ())))
                 self._take(node, source, batch, snapshot)
+
+    def _take_back(self, stream: str, told: set[tuple[str, str]]) -> None:
+        """A complete batch takes back what its stream said before and does not say again."""
+        for node in self._told_of(stream):
+            for (source, teller), history in node.histories.items():
+                if teller == stream and (node.name, source) not in told:
+                    history.clear()
+
+    def _told_of(self, stream: str) -> list[Node]:
+        """The nodes of which a stream has said anything."""
+        return [self._nodes[name] for name in self._told.get(stream, ()) if name in self._nodes]
 
     def _take(self, node: Node, source: str, batch: Batch, snapshot: Snapshot) -> None:
         history = self._history(node, source, batch.stream)
@@ -138,8 +169,8 @@ class Nodes:
     def elected(self, node: Node) -> str:
         """The allocation source whose word counts on a node now; empty when there is none."""
         for source in self._config.sources:
-            ends = [history.last.end_ns for history in node.sources(source) if history.last is not None]
-            if not ends or node.last_ns - max(ends) > self._config.source_timeout * NS:
+            heard = [history.heard_ns for history in node.sources(source) if history.heard_ns]
+            if not heard or node.last_ns - max(heard) > self._config.source_timeout * NS:
                 continue
             if source in PAGES and node.last_ns - node.first_ns < self._config.settle_time * NS:
                 return ""
@@ -181,10 +212,22 @@ class Nodes:
 
     def forget(self, now_ns: int) -> None:
         """Drops nodes that have been silent for an hour."""
-        for name, node in list(self._nodes.items()):
-            if now_ns - node.last_ns > FORGET_NS:
-                del self._nodes[name]
-                self._homes = {device: home for device, home in self._homes.items() if home != name}
+        silent = {name for name, node in self._nodes.items() if now_ns - node.last_ns > FORGET_NS}
+        if silent:
+            self._nodes = {name: node for name, node in self._nodes.items() if name not in silent}
+            self._homes = {device: home for device, home in self._homes.items() if home not in silent}
+            left = {stream: names - silent for stream, names in self._told.items()}
+            self._told = {stream: names for stream, names in left.items() if names}
+        known = sum(len(node.devices.keys) for node in self._nodes.values())
+        if len(self._homes) > 2 * known + MOST_LOST_HOMES:
+            # MIG instances that were taken apart leave their UUIDs behind.
+            alive = {device for node in self._nodes.values() for device in node.names()}
+            self._homes = {device: home for device, home in self._homes.items() if device in alive}
+
+
+def _duration(seconds: float | None) -> float:
+    """A length of time that a source may have, in s; 0 for what can't be one."""
+    return seconds if seconds is not None and 0 < seconds < LONGEST_DURATION_S else 0.0
 
 
 def _asked_ns(plan: Plan, batch: Batch) -> dict[tuple[str, str], int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gpulens.pipeline.data import Attributes
@@ -49,24 +49,28 @@ class Verdict:
 class Snapshot:
     """What a source said at one moment. The state was true at some instant of [begin_ns, end_ns] (request to reply).
 
-    `owners` and `exclusive` are by the source's own device names.
+    `owners` and `exclusive` are by the source's own device names. `said` is None when it says everything; else it was
+    one part of what the source knows: it vouches for the devices in `said`, and `owners` has earlier parts, too.
     """
 
     begin_ns: int
     end_ns: int
     owners: Mapping[str, Owners]
     exclusive: frozenset[str]
+    said: frozenset[str] | None = None
 
 
 @dataclass(slots=True)
 class _Resolved:
     """A snapshot's owners by device key, for one version of the device map."""
 
+    source: Mapping[str, Owners]
     version: int
     owners: dict[str, Owners]
     exclusive: set[str]
     unmapped_mig: bool
     """A MIG UUID is named of which nobody knows the instance."""
+    said: frozenset[str] | None
 
 
 @dataclass(slots=True)
@@ -87,6 +91,8 @@ class History:
     _resolved: dict[int, _Resolved] = field(default_factory=dict)
     _named: dict[str, int] = field(default_factory=dict)
     _truncated: bool = False
+    heard_ns: int = 0
+    """When the source last said anything, also if that was taken back since."""
 
     @property
     def last(self) -> Snapshot | None:
@@ -100,38 +106,49 @@ class History:
             if snapshot.begin_ns < last.end_ns or snapshot.end_ns <= last.end_ns:
                 self.late += 1
                 return False
-            if snapshot.owners == last.owners and snapshot.exclusive == last.exclusive:
+            if snapshot.said is None and last.said is None and _same(snapshot, last):
                 # The same mapping object lets the resolved view be reused.
-                snapshot = Snapshot(snapshot.begin_ns, snapshot.end_ns, last.owners, last.exclusive)
+                snapshot = replace(snapshot, owners=last.owners, exclusive=last.exclusive)
             else:
                 self.changes += 1
+        if snapshot.said is None:
+            self._named = dict.fromkeys(snapshot.owners, snapshot.end_ns)
         self._snapshots.append(snapshot)
         self._ends.append(snapshot.end_ns)
+        self.heard_ns = snapshot.end_ns
         self._prune(snapshot.end_ns - self.keep_ns)
         return True
 
     def add_part(self, part: Snapshot) -> bool:
-        """Takes in a message that names only some devices (a stream without the promise to be complete): what it does
-        not name stays for `max_gap_ns` after it was last named. Parts of one moment add up."""
+        """Takes in a message that names only some devices (a stream without the promise to be complete). It vouches
+        for these alone; of the others the last word stays known for `max_gap_ns`. Parts of one moment add up."""
         last = self.last
-        same = last is not None and part.end_ns == last.end_ns
-        named = {**self._named, **dict.fromkeys(part.owners, part.end_ns)}
-        self._named = {name: ns for name, ns in named.items() if ns >= part.end_ns - self.max_gap_ns}
-        owners = {name: held for name, held in (last.owners if last else {}).items() if name in self._named}
+        same = last is not None and last.said is not None and part.end_ns == last.end_ns
+        said = frozenset(part.owners)
+        known = last.owners if last is not None else {}
+        oldest_ns = part.end_ns - self.max_gap_ns
+        owners = {name: held for name, held in known.items() if self._named.get(name, 0) >= oldest_ns}
         for name, held in part.owners.items():
             owners[name] = owners.get(name, NOBODY) | held if same else held
-        exclusive = frozenset(name for name in (last.exclusive if last else frozenset()) if name in self._named)
-        whole = Snapshot(part.begin_ns, part.end_ns, owners, exclusive - part.owners.keys() | part.exclusive)
+        exclusive = frozenset() if last is None else last.exclusive & owners.keys()
+        exclusive = exclusive - said | part.exclusive
         if same:
-            self._snapshots[-1] = whole
-            return True
-        return self.add(whole)
+            assert last is not None
+            assert last.said is not None
+            begin_ns = min(last.begin_ns, part.begin_ns)
+            self._snapshots[-1] = Snapshot(begin_ns, part.end_ns, owners, exclusive, last.said | said)
+        elif not self.add(Snapshot(part.begin_ns, part.end_ns, owners, exclusive, said)):
+            return False
+        self._named = {name: ns for name, ns in self._named.items() if name in owners}
+        self._named.update(dict.fromkeys(said, part.end_ns))
+        return True
 
     def clear(self) -> None:
         """Forgets everything: the source dropped what it knew. What it says next is no first sight."""
         self._snapshots.clear()
         self._ends.clear()
         self._resolved.clear()
+        self._named.clear()
         self._truncated = True
 
     def owners_now(self, key: str, devices: DeviceMap) -> Owners | None:
@@ -159,14 +176,18 @@ class History:
     def decide(self, key: str, begin_ns: int, end_ns: int, devices: DeviceMap) -> Verdict:
         """Who held the device during all of [begin_ns, end_ns]."""
         first = bisect_left(self._ends, begin_ns + 1) - 1
-        if first < 0:
-            if not self._snapshots or not self.page or self._truncated:
-                return Verdict(Reason.NO_SNAPSHOT)
+        if first < 0 and self._snapshots and self.page and not self._truncated:
             first = 0
+        while first >= 0 and not self._vouches(self._snapshots[first], key, devices):
+            first -= 1
+        if first < 0:
+            return Verdict(Reason.NO_SNAPSHOT)
         start = self._snapshots[first]
         agreed = self._owners(start, key, devices)
         before = start
         for snapshot in self._snapshots[first:]:
+            if not self._vouches(snapshot, key, devices):
+                continue
             if snapshot.begin_ns - before.end_ns > self.max_gap_ns:
                 return Verdict(Reason.CHANGING)
             if snapshot.owners is not start.owners and self._owners(snapshot, key, devices) != agreed:
@@ -191,20 +212,31 @@ class History:
         instance = key.startswith("MIG-") or "/gi" in key
         return Reason.MIG_UNMAPPED if instance and view.unmapped_mig else Reason.UNNAMED
 
+    def _vouches(self, snapshot: Snapshot, key: str, devices: DeviceMap) -> bool:
+        """The snapshot says something of the device, be it that nobody holds it."""
+        if snapshot.said is None:
+            return True
+        said = self._view(snapshot, devices).said
+        return said is None or key in said
+
     def _owners(self, snapshot: Snapshot, key: str, devices: DeviceMap) -> Owners:
         return self._view(snapshot, devices).owners.get(key, NOBODY)
 
     def _view(self, snapshot: Snapshot, devices: DeviceMap) -> _Resolved:
         mark = id(snapshot.owners)
         view = self._resolved.get(mark)
-        if view is None or view.version != devices.version:
+        if view is None or view.source is not snapshot.owners or view.version != devices.version:
             owners: dict[str, Owners] = {}
             for name, holders in snapshot.owners.items():
                 for key in devices.resolve(name):
                     owners[key] = owners.get(key, NOBODY) | holders
             exclusive = {key for name in snapshot.exclusive for key in devices.resolve(name)}
             unmapped = any(key.startswith("MIG-") and not devices.is_resolved(key) for key in owners)
-            view = self._resolved[mark] = _Resolved(devices.version, owners, exclusive, unmapped)
+            said = None
+            if snapshot.said is not None:
+                said = frozenset(key for name in snapshot.said for key in devices.resolve(name))
+            view = _Resolved(snapshot.owners, devices.version, owners, exclusive, unmapped, said)
+            self._resolved[mark] = view
         return view
 
     def _prune(self, before_ns: int) -> None:
@@ -215,3 +247,7 @@ class History:
             del self._snapshots[:count], self._ends[:count]
             live = {id(snapshot.owners) for snapshot in self._snapshots}
             self._resolved = {mark: view for mark, view in self._resolved.items() if mark in live}
+
+
+def _same(one: Snapshot, other: Snapshot) -> bool:
+    return one.owners == other.owners and one.exclusive == other.exclusive

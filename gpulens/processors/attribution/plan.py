@@ -67,13 +67,15 @@ class Plan:
     allocations: list[Allocation] = field(default_factory=list)
     exclusive: list[tuple[int, str, str]] = field(default_factory=list)
     """(slot, node, device): the device is not shared when the slot holds 1."""
-    facts: dict[str, list[DeviceFact]] = field(default_factory=dict)
+    facts: dict[str, list[tuple[int, DeviceFact]]] = field(default_factory=dict)
     up: list[tuple[int, str, str]] = field(default_factory=list)
     intervals: list[tuple[int, str, str]] = field(default_factory=list)
     windows: list[tuple[int, str, str]] = field(default_factory=list)
     groups: dict[Group, int] = field(default_factory=dict)
     work: dict[int, int] = field(default_factory=dict)
     """Slot of a work reading -> its group."""
+    members: list[list[int]] = field(default_factory=list)
+    """The slots of each group."""
 
     @classmethod
     def of(cls, layout: Layout) -> Plan:
@@ -88,7 +90,10 @@ class Plan:
                 device = series.text("hw.id")
                 if device:
                     group = Group(node, device, scope.name.removeprefix("gpulens/"))
-                    plan.work[slot] = plan.groups.setdefault(group, len(plan.groups))
+                    number = plan.work[slot] = plan.groups.setdefault(group, len(plan.groups))
+                    if number == len(plan.members):
+                        plan.members.append([])
+                    plan.members[number].append(slot)
         return plan
 
     def _fact(self, slot: int, node: str, resource: Resource, series: Series) -> None:
@@ -98,7 +103,8 @@ class Plan:
                 origin = series.text("gpu.allocation.source")
                 self.allocations.append(Allocation(slot, node, origin, device, owner_of(resource)))
             case "gpu.device.info":
-                self.facts.setdefault(node, []).append(DeviceFact.of(series.map))
+                fact = DeviceFact.of(series.map)
+                self.facts.setdefault(node, []).append((slot, fact if node else fact.anywhere()))
             case "gpu.allocation.replicas":
                 self.exclusive.append((slot, node, device))
             case "gpu.sharing" if series.text("gpu.sharing.mode") in ("exclusive", "mig"):
@@ -140,6 +146,11 @@ class SlotReader:
         self._doubles = view.cast("d")
         self._is_int = batch.layout.is_int
         self._absent = frozenset(bitmap_slots(batch.absent)) if batch.absent else frozenset()
+
+    @property
+    def absent(self) -> frozenset[int]:
+        """The slots without a reading."""
+        return self._absent
 
     def __call__(self, slot: int) -> float | int | None:
         """The number in a slot; None when it is absent."""

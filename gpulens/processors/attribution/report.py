@@ -21,7 +21,7 @@ from gpulens.pipeline.data import (
 )
 from gpulens.processors.attribution.nodes import Node, Nodes
 from gpulens.processors.attribution.ownership import Reason
-from gpulens.processors.attribution.plan import with_owner
+from gpulens.processors.attribution.plan import OWNER_KEYS, with_owner
 
 _SCOPE = Scope("gpulens")
 
@@ -50,7 +50,7 @@ def _rows(node: Node, nodes: Nodes) -> Iterator[Identity]:
     allocated = {key for history in node.sources(source) for key in history.keys_now(node.devices)}
     keys = node.devices.keys | allocated
     parents = {node.devices.parent(key) for key in keys}
-    home = Resource({key: value for key, value in node.resource.attributes if not key.startswith("k8s.pod")})
+    home = Resource({key: value for key, value in node.resource.attributes if key not in OWNER_KEYS})
     for key in sorted(keys):
         owners = nodes.owners_now(node, source, key) if source else None
         if key in parents and not owners:

@@ -1,6 +1,6 @@
 """Builds what receivers would send, and collects what attribution passes on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpulens.config.ids import ComponentID, Kind
@@ -19,6 +19,11 @@ T0 = 1_700_000_000
 NODE = Resource({"k8s.node.name": "node-1"})
 GPU = "GPU-00000000-0000-0000-0000-000000000001"
 OTHER = "GPU-00000000-0000-0000-0000-000000000002"
+
+
+def at(seconds: float) -> float:
+    """Seconds after the start of all tests, as event time."""
+    return T0 + seconds
 
 
 def pod(name: str, namespace: str = "ml", container: str = "main", node: str = "node-1") -> Resource:
@@ -68,21 +73,42 @@ def message(
     return Batch.of(layout, values, round(at_s * NS), stream or source, complete, start_ns)
 
 
-def holders(at_s: float, held: dict[str, Sequence[Resource]], **more: object) -> Batch:
+def holders(
+    at_s: float,
+    held: Mapping[str, Sequence[Resource]],
+    *,
+    exclusive: bool = False,
+    node: Resource = NODE,
+    **more: object,
+) -> Batch:
     """A Pod Resources snapshot: device -> owners; nobody gives a 0 on the node's resource."""
     rows: list[Row] = []
     for device, owners in held.items():
         attrs = {"hw.id": device, "gpu.allocation.source": "pod_resources"}
-        rows += [(owner, "gpu.allocated", attrs, 1) for owner in owners] or [(NODE, "gpu.allocated", attrs, 0)]
-        if more.get("exclusive"):
-            rows.append((NODE, "gpu.allocation.replicas", {"hw.id": device}, 1))
-    options = {key: value for key, value in more.items() if key != "exclusive"}
-    return message("pod_resources", at_s, rows, **options)  # type: ignore[arg-type]
+        rows += [(owner, "gpu.allocated", attrs, 1) for owner in owners] or [(node, "gpu.allocated", attrs, 0)]
+        if exclusive:
+            rows.append((node, "gpu.allocation.replicas", {"hw.id": device}, 1))
+    return message("pod_resources", at_s, rows, node=node, **more)  # type: ignore[arg-type]
 
 
-def activity(at_s: float, value: float = 0.5, device: str = GPU, source: str = "nvml", **more: object) -> Batch:
+def activity(
+    at_s: float,
+    value: float = 0.5,
+    device: str = GPU,
+    source: str = "nvml",
+    *,
+    node: Resource = NODE,
+    **more: object,
+) -> Batch:
     """One SM activity reading of a device, without an owner."""
-    return message(source, at_s, [(NODE, "gpu.sm.active", {"hw.id": device}, value)], **more)  # type: ignore[arg-type]
+    rows: list[Row] = [(node, "gpu.sm.active", {"hw.id": device}, value)]
+    return message(source, at_s, rows, node=node, **more)  # type: ignore[arg-type]
+
+
+def described(at_s: float, *devices: Mapping[str, str], node: Resource = NODE, **more: object) -> Batch:
+    """`gpu.device.info` of devices, as somebody who knows them sends it."""
+    rows: list[Row] = [(node, "gpu.device.info", dict(each), 1) for each in devices]
+    return message("info", at_s, rows, up=None, node=node, **more)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -105,6 +131,17 @@ class Sink:
                     found.append((resource.text("k8s.pod.name"), series.text("hw.id"), value, at))
         return found
 
+    def reasons(self) -> dict[tuple[str, str], tuple[str, str]]:
+        """(pod, device) -> (method, reason) in the newest `gpu.attribution`."""
+        newest = next(batch for batch in reversed(self.batches) if batch.stream == "attribution")
+        return {
+            (resource.text("k8s.pod.name"), series.text("hw.id")): (
+                series.text("gpu.attribution.method"),
+                series.text("gpu.attribution.reason"),
+            )
+            for resource, _, series in newest.layout.identities()
+        }
+
     def owner_of_last(self, name: str = "gpu.sm.active") -> str:
         """The pod of the newest point of a metric."""
         return self.points(name)[-1][0]
@@ -119,9 +156,9 @@ def processor(sink: Sink, **config: object) -> AttributionProcessor:
         clock=VirtualClock(T0 * NS),
         telemetry=Telemetry(),
         log=ComponentLog(),
-        report=lambda status, reason: True,
+        report=lambda *_: True,
     )
-    return AttributionProcessor(settings, AttributionConfig(**config), sink)  # type: ignore[arg-type]
+    return AttributionProcessor(settings, AttributionConfig(**config), sink)
 
 
 def feed(processor: AttributionProcessor, *batches: Batch) -> None:
