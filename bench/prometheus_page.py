@@ -41,9 +41,7 @@ def tick(layout: Layout, order: int) -> Held:
     return Held(Batch.of(layout, values, 10**18 + order, "bench"), order, 0.0, b"")
 
 
-def measured(
-    held: Callable[[int], Held], writer: Callable[[], PageWriter], open_metrics: bool
-) -> tuple[float, int]:
+def measured(held: Callable[[int], Held], writer: Callable[[], PageWriter], open_metrics: bool) -> tuple[float, int]:
     """The median time of a page in ms and its size in bytes."""
     times, size = [], 0
     for order in range(ROUNDS):

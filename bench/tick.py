@@ -11,9 +11,8 @@ from collections import defaultdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from parse import GPUS, NoPages, page
+from bench.parse import GPUS, NoPages, page
 
 from gpulens.config.ids import ComponentID, Kind
 from gpulens.pipeline.ack import Ack

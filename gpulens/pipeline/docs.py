@@ -141,9 +141,7 @@ def _plural(words: str) -> str:
 
 
 def _is_duration(annotation: object) -> bool:
-    return any(
-        getattr(item, "func", None) is format_duration for item in getattr(annotation, "__metadata__", ())
-    )
+    return any(getattr(item, "func", None) is format_duration for item in getattr(annotation, "__metadata__", ()))
 
 
 def _default_text(field: FieldInfo, annotation: object) -> str:
@@ -225,9 +223,7 @@ def checkout() -> Path:
     spec = find_spec("gpulens")
     root = Path(spec.origin).resolve().parents[1] if spec is not None and spec.origin else Path.cwd()
     if not (root / "pyproject.toml").is_file():
-        raise DocsError(
-            f"{root} is no checkout of gpulens: pages are generated there, not in an installed copy"
-        )
+        raise DocsError(f"{root} is no checkout of gpulens: pages are generated there, not in an installed copy")
     return root
 
 
@@ -236,12 +232,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns 1 when `--check` found something, and when the pages can't be generated.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m gpulens.pipeline.docs", description="Writes the generated pages."
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 when a page is out of date"
-    )
+    parser = argparse.ArgumentParser(prog="python -m gpulens.pipeline.docs", description="Writes the generated pages.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is out of date")
     arguments = parser.parse_args(argv)
     try:
         root = checkout()

@@ -1,16 +1,29 @@
 """A cache bounded in bytes that counts what it does; every cache of compiled forms is one of these.
 
-Invariant: the summed cost of what it holds never exceeds `limit_bytes`; a value that costs more is not kept.
+Invariant: the summed cost of what it holds never exceeds `limit_bytes`; a value that costs more is not kept. What
+churn leaves behind (the blocks of pods that ended) does not stay until that room is full either.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+IDLE_ROUNDS: Final = 100
+"""Rounds after which an entry that nobody asked for goes. A round ends when an entry is asked for twice in it: about
+one tick of the fastest stream."""
+
+
+@dataclass(slots=True)
+class _Entry(Generic[V]):
+    value: V
+    cost: int
+    round: int
 
 
 class BytesLRU(Generic[K, V]):
@@ -24,7 +37,8 @@ class BytesLRU(Generic[K, V]):
         self.misses = 0
         self.evictions = 0
         self._cost = cost
-        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._round = 0
+        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -36,33 +50,39 @@ class BytesLRU(Generic[K, V]):
             self.misses += 1
             return None
         self.hits += 1
+        if entry.round == self._round:
+            self._round += 1
+        entry.round = self._round
         self._entries.move_to_end(key)
-        return entry[0]
+        return entry.value
 
     def put(self, key: K, value: V) -> None:
-        """Keeps a value, dropping the least recently used ones that no longer fit."""
+        """Keeps a value, dropping the least recently used ones that no longer fit, or that were idle for long."""
         self.discard(key)
         cost = self._cost(key, value)
         if cost > self.limit_bytes:
             self.evictions += 1
             return
-        self._entries[key] = (value, cost)
+        self._entries[key] = _Entry(value, cost, self._round)
         self.bytes += cost
-        while self.bytes > self.limit_bytes:
-            _, (_, oldest) = self._entries.popitem(last=False)
-            self.bytes -= oldest
+        while self.bytes > self.limit_bytes or self._oldest_is_idle():
+            _, oldest = self._entries.popitem(last=False)
+            self.bytes -= oldest.cost
             self.evictions += 1
 
     def discard(self, key: K) -> None:
         """Forgets a value, if it is there; no eviction is counted."""
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self.bytes -= entry[1]
+            self.bytes -= entry.cost
 
     def clear(self) -> None:
         """Forgets everything."""
         self._entries.clear()
         self.bytes = 0
+
+    def _oldest_is_idle(self) -> bool:
+        return next(iter(self._entries.values())).round < self._round - IDLE_ROUNDS
 
 
 class SecondSight(Generic[K]):

@@ -256,9 +256,7 @@ def _join(pairs: Iterable[tuple[str, AttributeValue]]) -> dict[str, str]:
         text = label_value(value)
         if text:
             found.setdefault(_SHORT.get(key) or label_name(key), {})[key] = text
-    return {
-        name: ";".join(dict.fromkeys(values[key] for key in sorted(values))) for name, values in found.items()
-    }
+    return {name: ";".join(dict.fromkeys(values[key] for key in sorted(values))) for name, values in found.items()}
 
 
 def _limit(labels: dict[str, str], constant: Labels) -> tuple[Labels, int]:

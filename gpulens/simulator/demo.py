@@ -42,7 +42,7 @@ async def demo(duration: str, listen: str, world: str, scale: float, record: str
     except ValueError as error:
         raise StartError(f"--duration {duration}: {error}") from error
     if record:
-        Path(record).mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(Path(record).mkdir, parents=True, exist_ok=True)
     if scale <= 0:
         raise StartError(f"--scale {scale}: simulated seconds per second must be above 0")
     node = World.load(world or "demo")

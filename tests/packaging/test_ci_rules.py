@@ -47,9 +47,7 @@ def test_a_skip_for_the_missing_reference_folder_passes_only_while_it_is_missing
     assert line.startswith("tests.a::test_pages: needs shared")
 
 
-def test_any_other_skip_fails_the_run(
-    skips: _Skips, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_any_other_skip_fails_the_run(skips: _Skips, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A peer that CI could have installed is no reason to skip; the message names test and reason."""
     more = '<testcase classname="tests.b" name="test_page"><skipped message="needs promtool"/></testcase>'
     report = tmp_path / "report.xml"

@@ -38,9 +38,7 @@ def test_no_file_holds_what_does_not_belong(what: str) -> None:
 
 def test_the_names_at_the_root_are_links() -> None:
     """The folders at the root are links into the package; a real folder would be a second copy."""
-    assert {name: str((REPO / name).readlink()) for name in LINKS} == {
-        name: f"gpulens/{name}" for name in LINKS
-    }
+    assert {name: str((REPO / name).readlink()) for name in LINKS} == {name: f"gpulens/{name}" for name in LINKS}
     assert all((REPO / name).is_dir() for name in LINKS)
 
 
@@ -65,11 +63,7 @@ def test_no_module_is_imported_by_a_root_name_or_relatively() -> None:
 
 
 def _python_files() -> list[Path]:
-    return [
-        path
-        for path in checkout_files()
-        if path.suffix == ".py" and not path.stem.endswith(("_pb2", "_pb2_grpc"))
-    ]
+    return [path for path in checkout_files() if path.suffix == ".py" and not path.stem.endswith(("_pb2", "_pb2_grpc"))]
 
 
 def test_files_are_short_and_named_for_what_they_do() -> None:
@@ -91,12 +85,6 @@ def test_no_reference_page_is_copied(shared_dir: Path) -> None:
         for path in shared_dir.rglob("*")
         if path.is_file() and path.stat().st_size > 0
     }
-    ours = (
-        path
-        for path in checkout_files()
-        if not (REPO / path).is_symlink() and (REPO / path).stat().st_size > 0
-    )
-    copies = {
-        str(path): pages[key] for path in ours if (key := _fingerprint((REPO / path).read_bytes())) in pages
-    }
+    ours = (path for path in checkout_files() if not (REPO / path).is_symlink() and (REPO / path).stat().st_size > 0)
+    copies = {str(path): pages[key] for path in ours if (key := _fingerprint((REPO / path).read_bytes())) in pages}
     assert copies == {}

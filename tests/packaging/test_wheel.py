@@ -76,9 +76,7 @@ def test_every_file_of_the_package_is_inside(wheel: zipfile.ZipFile) -> None:
 
 def test_every_folder_with_modules_is_a_package() -> None:
     """A folder with modules but no __init__.py would be left out of the wheel without a word."""
-    folders = {
-        path.parent for path in checkout_files() if path.parts[0] == "gpulens" and path.suffix == ".py"
-    }
+    folders = {path.parent for path in checkout_files() if path.parts[0] == "gpulens" and path.suffix == ".py"}
     assert [str(folder) for folder in sorted(folders) if not (REPO / folder / "__init__.py").is_file()] == []
 
 
@@ -90,15 +88,11 @@ def test_the_wheel_offers_the_command_and_names_its_licence(wheel: zipfile.ZipFi
     assert "Apache License" in _metadata(wheel, "licenses/LICENSE")
 
 
-def test_the_source_archive_builds_the_same_wheel(
-    source_tree: Path, wheel: zipfile.ZipFile, tmp_path: Path
-) -> None:
+def test_the_source_archive_builds_the_same_wheel(source_tree: Path, wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     """The source archive holds no twin of a package, and the wheel built from it has the same files."""
     archive = _build(source_tree, "build_sdist", tmp_path)
     with tarfile.open(archive) as source:
-        tops = {
-            PurePosixPath(name).parts[1] for name in source.getnames() if len(PurePosixPath(name).parts) > 1
-        }
+        tops = {PurePosixPath(name).parts[1] for name in source.getnames() if len(PurePosixPath(name).parts) > 1}
         # Member by member: extractall's `filter` is missing before 3.11.4 and asked for from 3.12 on.
         for member in source:
             if member.isfile() and (content := source.extractfile(member)) is not None:

@@ -121,10 +121,7 @@ def test_the_metrics_page_has_every_metric() -> None:
     page = metrics_page()
     for name in CATALOGUE:
         assert page.count(f"\n| `{name}` | `") == 1
-    assert (
-        "| `hw.energy` | `hw_energy_joules_total` | `J` | counter | device | last | `hw.type` (`hw_type`) |"
-        in page
-    )
+    assert "| `hw.energy` | `hw_energy_joules_total` | `J` | counter | device | last | `hw.type` (`hw_type`) |" in page
 
 
 def test_what_differs_is_found(tmp_path: Path) -> None:

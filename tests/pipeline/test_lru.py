@@ -7,7 +7,7 @@ from collections import OrderedDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulens.pipeline.lru import BytesLRU, SecondSight
+from gpulens.pipeline.lru import IDLE_ROUNDS, BytesLRU, SecondSight
 
 LIMIT = 100
 
@@ -17,7 +17,9 @@ def cache() -> BytesLRU[int, int]:
     return BytesLRU("test", LIMIT, lambda _, value: value)
 
 
-OPERATIONS = st.lists(st.tuples(st.sampled_from(["put", "get", "discard"]), st.integers(0, 6), st.integers(0, 120)))
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["put", "get", "discard"]), st.integers(0, 6), st.integers(0, 120)), max_size=IDLE_ROUNDS
+)
 
 
 @given(OPERATIONS)
@@ -85,3 +87,20 @@ def test_something_is_known_at_its_second_sight() -> None:
     assert [sight.again(key) for key in ("a", "a", "b", "a", "c", "a", "b")] == [
         False, True, False, True, False, True, False,
     ]  # fmt: skip
+
+
+def test_what_nobody_asks_for_any_more_does_not_stay_until_the_room_is_full() -> None:
+    """An entry that was idle for a hundred rounds goes at the next change; those in use stay, however seldom."""
+    lru = cache()
+    for key in (1, 2, 3):
+        lru.put(key, 10)
+    for _ in range(IDLE_ROUNDS):
+        lru.get(2)
+    lru.get(3)
+    lru.put(4, 10)
+    assert [lru.get(key) for key in (1, 3, 4)] == [10, 10, 10]
+    for _ in range(IDLE_ROUNDS + 2):
+        lru.get(2)
+    lru.put(5, 10)
+    assert [lru.get(key) for key in (1, 2, 3, 4, 5)] == [None, 10, None, None, 10]
+    assert (lru.bytes, lru.evictions) == (20, 3)

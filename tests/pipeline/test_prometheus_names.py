@@ -41,8 +41,7 @@ UNITS = st.sampled_from(
 )
 METRICS = st.builds(
     Metric,
-    name=st.text(max_size=30)
-    | st.from_regex(r"[a-z]+([._][a-z0-9]+){0,4}(_total|_ratio|_bytes)?", fullmatch=True),
+    name=st.text(max_size=30) | st.from_regex(r"[a-z]+([._][a-z0-9]+){0,4}(_total|_ratio|_bytes)?", fullmatch=True),
     unit=UNITS | st.text(max_size=8),
     kind=st.sampled_from(Kind),
     temporality=st.just(Temporality.CUMULATIVE),
@@ -114,9 +113,7 @@ def test_catalogue_names_are_distinct_and_stable() -> None:
     """No two catalogued metrics share a Prometheus name, and each name is a fixed point."""
     names = [metric_name(entry.metric) for entry in CATALOGUE.values()]
     assert len(set(names)) == len(names)
-    assert [
-        metric_name(replace(e.metric, name=n)) for e, n in zip(CATALOGUE.values(), names, strict=True)
-    ] == names
+    assert [metric_name(replace(e.metric, name=n)) for e, n in zip(CATALOGUE.values(), names, strict=True)] == names
 
 
 def test_promtool_accepts_every_catalogued_metric(promtool: str) -> None:
@@ -125,9 +122,7 @@ def test_promtool_accepts_every_catalogued_metric(promtool: str) -> None:
     for entry in CATALOGUE.values():
         metric = prometheus_metric(entry.metric)
         page += f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.type}\n{metric.name} 1\n"
-    done = subprocess.run(
-        [promtool, "check", "metrics"], input=page, text=True, capture_output=True, check=False
-    )
+    done = subprocess.run([promtool, "check", "metrics"], input=page, text=True, capture_output=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
@@ -153,9 +148,7 @@ def test_an_owner_becomes_labels() -> None:
 def test_owner_attributes_on_points_get_the_same_labels() -> None:
     """An agent that sends owners as point attributes shows the same labels as one that sends resources."""
     node = Resource({"k8s.node.name": "node-a"})
-    on_points = Series(
-        UTILIZATION, {"hw.id": "GPU-1", **{k: v for k, v in POD.map.items() if k.startswith("k8s.")}}
-    )
+    on_points = Series(UTILIZATION, {"hw.id": "GPU-1", **{k: v for k, v in POD.map.items() if k.startswith("k8s.")}})
     on_resource = Series(UTILIZATION, {"hw.id": "GPU-1"})
     rules = LabelRules()
     assert rules.block(node, OWN).of(on_points) == rules.block(POD, OWN).of(on_resource)
@@ -216,9 +209,7 @@ def test_foreign_resources_have_job_and_instance_and_target_info() -> None:
 def test_values_under_one_name_are_joined() -> None:
     """Different values whose keys collide are joined in key order; the same value stands once."""
     labels, _ = (
-        LabelRules()
-        .block(Resource(), OWN)
-        .of(Series(UTILIZATION, {"a.b": "x", "a-b": "y", "c.d": "z", "c_d": "z"}))
+        LabelRules().block(Resource(), OWN).of(Series(UTILIZATION, {"a.b": "x", "a-b": "y", "c.d": "z", "c_d": "z"}))
     )
     assert labels == (("a_b", "y;x"), ("c_d", "z"))
 

@@ -62,9 +62,7 @@ class DebugMetrics(_Debug):
     def consume(self, data: Batch, ack: Ack) -> None:
         """Writes one batch, if sampling lets it pass."""
         points = data.layout.size - int.from_bytes(data.absent, "little").bit_count()
-        self._settings.telemetry.count(
-            "otelcol_exporter_sent_metric_points", points, exporter=str(self._settings.id)
-        )
+        self._settings.telemetry.count("otelcol_exporter_sent_metric_points", points, exporter=str(self._settings.id))
         if not self._passes():
             return
         log = self._settings.log
@@ -80,9 +78,7 @@ class DebugLogs(_Debug):
     def consume(self, data: LogBatch, ack: Ack) -> None:
         """Writes one batch, if sampling lets it pass."""
         records = sum(map(_records, data.records))
-        self._settings.telemetry.count(
-            "otelcol_exporter_sent_log_records", records, exporter=str(self._settings.id)
-        )
+        self._settings.telemetry.count("otelcol_exporter_sent_log_records", records, exporter=str(self._settings.id))
         if self._passes():
             self._settings.log.info("Logs", **{"resource logs": len(data.records), "log records": records})
 
@@ -108,9 +104,7 @@ def _records(encoded: bytes) -> int:
 def _counts(batch: Batch) -> dict[str, int]:
     """The Collector's three figures; metrics are counted within each resource and scope."""
     layout = batch.layout
-    metrics = {
-        (block.resource, block.scope, series.metric) for block in layout.blocks for series in block.series
-    }
+    metrics = {(block.resource, block.scope, series.metric) for block in layout.blocks for series in block.series}
     return {
         "resource metrics": len({block.resource for block in layout.blocks}),
         "metrics": len(metrics),

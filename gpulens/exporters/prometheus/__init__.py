@@ -4,6 +4,4 @@ from gpulens.exporters.prometheus.config import PrometheusConfig
 from gpulens.exporters.prometheus.server import create
 from gpulens.pipeline.component import ExporterFactory, Stability
 
-FACTORY = ExporterFactory(
-    name="prometheus", config=PrometheusConfig, stability=Stability.BETA, metrics=create
-)
+FACTORY = ExporterFactory(name="prometheus", config=PrometheusConfig, stability=Stability.BETA, metrics=create)

@@ -18,17 +18,13 @@ class ServerTLS(Block):
 
     cert_file: str
     key_file: str
-    client_ca_file: Annotated[
-        str, Field(description="Clients must show a certificate of this authority.")
-    ] = ""
+    client_ca_file: Annotated[str, Field(description="Clients must show a certificate of this authority.")] = ""
 
 
 class PrometheusConfig(ComponentConfig):
     """What the user writes under `prometheus:`."""
 
-    endpoint: Annotated[
-        str, Field(description="Address to listen on, `host:port`; the page is at `/metrics`.")
-    ]
+    endpoint: Annotated[str, Field(description="Address to listen on, `host:port`; the page is at `/metrics`.")]
     namespace: Annotated[str, Field(description="Words put before every metric name.")] = ""
     const_labels: Annotated[
         dict[str, str], Field(description="Labels for every series; one that a series has by itself stays.")

@@ -7,13 +7,13 @@ is counted by reason. Formats: Prometheus text 0.0.4 and OpenMetrics 1.0.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
 from gpulens.exporters.prometheus.latest import Held
-from gpulens.pipeline.data import Block, Identity, Value, bitmap_slots
+from gpulens.pipeline.data import Block, Identity, Layout, Value, bitmap_slots
 from gpulens.pipeline.lru import BytesLRU
 from gpulens.pipeline.prometheus_names import (
     TARGET_INFO,
@@ -27,6 +27,9 @@ from gpulens.pipeline.prometheus_names import (
 
 SECTION_CACHE_BYTES = 16 * 1024 * 1024
 PLAN_CACHE_BYTES = 16 * 1024 * 1024
+MOST_COMPOSITIONS = 4
+"""What is remembered goes with the layouts it was made for, at the latest when four others have followed: its key
+keeps them alive, some 2 kB a series that no cache's bytes show (measured: 0.4 MiB for each change of 8 GPUs)."""
 
 _TEXT_TYPES = {"info": "gauge"}
 
@@ -96,6 +99,7 @@ class PageWriter:
         self._rules = rules
         self._timestamps = timestamps
         self._ordered = False
+        self._compositions: OrderedDict[tuple[Layout, ...], set[Hashable]] = OrderedDict()
         self.sections: BytesLRU[Block, Section] = BytesLRU(
             "prometheus_sections", SECTION_CACHE_BYTES, lambda _, section: section.weight()
         )
@@ -127,7 +131,20 @@ class PageWriter:
                 self._ordered = plan.ordered
                 key = self._key(held, open_metrics)
             self.plans.put(key, plan)
+            self._remember(tuple(part.batch.layout for part in held), key)
         return plan
+
+    def _remember(self, layouts: tuple[Layout, ...], key: Hashable) -> None:
+        """Notes which layouts a plan is for, and forgets what was made for those of long ago."""
+        self._compositions.setdefault(layouts, set()).add(key)
+        self._compositions.move_to_end(layouts)
+        while len(self._compositions) > MOST_COMPOSITIONS:
+            old, keys = self._compositions.popitem(last=False)
+            for each in keys:
+                self.plans.discard(each)
+            kept = {id(block) for recent in self._compositions for layout in recent for block in layout.blocks}
+            for block in (block for layout in old for block in layout.blocks if id(block) not in kept):
+                self.sections.discard(block)
 
     def _key(self, held: Sequence[Held], open_metrics: bool) -> Hashable:
         # The order of arrival changes at every tick; it only matters where series stand in several batches.

@@ -74,9 +74,7 @@ class PrometheusExporter:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_GRACE_S)
         await self._runner.setup()
         try:
-            await web.TCPSite(
-                self._runner, address or None, port, ssl_context=tls, reuse_address=True
-            ).start()
+            await web.TCPSite(self._runner, address or None, port, ssl_context=tls, reuse_address=True).start()
         except OSError as error:
             await self.shutdown()
             raise StartError(_bind_problem(self._name, config.endpoint, port, error)) from error

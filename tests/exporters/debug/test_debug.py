@@ -30,14 +30,10 @@ LAYOUT = Layout(
             SCOPE,
             [Series(metric("hw.gpu.memory.usage"), {"hw.id": f"GPU-{i}"}) for i in range(2)],
         ),
-        Block(
-            Resource({"k8s.node.name": "n"}), SCOPE, [Series(metric("hw.power")), Series(metric("hw.energy"))]
-        ),
+        Block(Resource({"k8s.node.name": "n"}), SCOPE, [Series(metric("hw.power")), Series(metric("hw.energy"))]),
     ]
 )
-BATCH = Batch.of(
-    LAYOUT, [448, 0, 70.5, None], 1_700_000_000_123_456_789, "dcgm", start_ns=1_600_000_000 * 10**9
-)
+BATCH = Batch.of(LAYOUT, [448, 0, 70.5, None], 1_700_000_000_123_456_789, "dcgm", start_ns=1_600_000_000 * 10**9)
 
 
 @pytest.fixture

@@ -201,9 +201,7 @@ def test_two_pods_that_share_a_gpu_have_distinct_series() -> None:
 def test_one_pod_with_two_gpus_has_distinct_series() -> None:
     """A pod's series are told apart by the GPU's UUID, also when both GPUs have the same model."""
     served = make()
-    served.take(
-        own_batch(*((pod("a"), "gpu.allocated", {**GPU, "hw.id": uuid}, 1) for uuid in ("GPU-1", "GPU-2")))
-    )
+    served.take(own_batch(*((pod("a"), "gpu.allocated", {**GPU, "hw.id": uuid}, 1) for uuid in ("GPU-1", "GPU-2"))))
     assert len(served.samples()) == 2
     assert served.telemetry.value("gpulens_exporter_duplicate_series") == 0
 
@@ -255,9 +253,7 @@ def test_texts_are_escaped() -> None:
     series = Series(Metric("m", description='say "a\\b"\nc'), {"k": 'x"\\\n'})
     layout = Layout([Block(NODE, Scope("gpulens"), [series])])
     served.take(Batch.of(layout, [1.0], START_NS, "s"))
-    assert served.page() == (
-        '# HELP m say "a\\\\b"\\nc\n# TYPE m gauge\nm{k="x\\"\\\\\\n",node="node-a"} 1\n'
-    )
+    assert served.page() == ('# HELP m say "a\\\\b"\\nc\n# TYPE m gauge\nm{k="x\\"\\\\\\n",node="node-a"} 1\n')
     assert '# HELP m say \\"a\\\\b\\"\\nc\n' in served.page(open_metrics=True)
 
 
@@ -326,9 +322,7 @@ def test_any_data_gives_a_readable_page(parts: list[tuple[list[Block], bool, boo
 def test_a_steady_stream_is_planned_once() -> None:
     """While layouts stay, a page is written from the plan of the last one."""
     served = make()
-    batches = [
-        own_batch((NODE, "hw.power", GPU, 70.0), stream=stream, scope=Scope(stream)) for stream in "ab"
-    ]
+    batches = [own_batch((NODE, "hw.power", GPU, 70.0), stream=stream, scope=Scope(stream)) for stream in "ab"]
     for _ in range(5):
         served.take(*batches)
         served.page()
@@ -348,8 +342,7 @@ def test_promtool_accepts_a_page_of_every_metric(promtool: str) -> None:
     """Prometheus' linter has nothing to say about a page with every catalogued metric on it."""
     served = make()
     readings = [
-        (pod("a"), name, {**GPU, **dict.fromkeys(entry.attributes, "x")}, 1)
-        for name, entry in CATALOGUE.items()
+        (pod("a"), name, {**GPU, **dict.fromkeys(entry.attributes, "x")}, 1) for name, entry in CATALOGUE.items()
     ]
     served.take(own_batch(*readings))
     done = subprocess.run(

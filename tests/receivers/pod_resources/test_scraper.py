@@ -159,7 +159,8 @@ async def test_a_failing_allocatable_list_is_covered_by_the_last_one(kubelet: Fa
     await node.clock.advance(60)
     later = await node.tick()
     await node.receiver.shutdown()
-    assert during.complete and later.complete
+    assert during.complete
+    assert later.complete
     assert rows(during, "gpu.allocated") == rows(before, "gpu.allocated")
     assert rows(later, "gpu.allocated") == {("train", A): 1}
     assert rows(later, "gpu.telemetry.rejected") == {("", ""): 2}
