@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from gpulens import __version__
 from gpulens.config import ServiceConfig, load, render, resolve
@@ -180,6 +181,8 @@ def _demo(arguments: argparse.Namespace, _: Mapping[str, str]) -> int:
     from gpulens.simulator.demo import demo
 
     _refuse_slow_protobuf()
+    if arguments.record:
+        Path(arguments.record).mkdir(parents=True, exist_ok=True)
     asyncio.run(
         demo(
             arguments.duration,

@@ -34,15 +34,13 @@ READING = (
 async def demo(duration: str, listen: str, world: str, scale: float, record: str, out: TextIO) -> None:
     """Runs the demo for `duration` (a Go duration, "0s" = until SIGINT or SIGTERM) and prints the table to `out`.
 
-    `record` names a folder for raw.jsonl (what the receivers said) and out.jsonl (what came out). Raises StartError
-    and ConfigError.
+    `record` names a folder (it must exist) for raw.jsonl (what the receivers said) and out.jsonl (what came out).
+    Raises StartError and ConfigError.
     """
     try:
         seconds = parse_duration(duration)
     except ValueError as error:
         raise StartError(f"--duration {duration}: {error}") from error
-    if record:
-        await asyncio.to_thread(Path(record).mkdir, parents=True, exist_ok=True)
     if scale <= 0:
         raise StartError(f"--scale {scale}: simulated seconds per second must be above 0")
     node = World.load(world or "demo")

@@ -19,6 +19,9 @@ _INSTANCE = re.compile(r"(?P<parent>GPU-[^/]+)/gi\d+\Z")
 
 ALL_DEVICES = "all"
 
+MOST_REMEMBERED = 4096
+"""Resolved names that are kept; a node has some hundred devices and replicas."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceFact:
@@ -81,6 +84,7 @@ class DeviceMap:
         self._names: dict[str, str] = {}
         self._uuids: dict[str, str] = {}
         self._gpus: tuple[str, ...] = ()
+        self._resolved: dict[str, tuple[str, ...]] = {}
 
     def learn(self, stream: str, facts: Iterable[DeviceFact], complete: bool) -> None:
         """Takes in what a stream says; a complete word replaces its earlier ones."""
@@ -94,6 +98,11 @@ class DeviceMap:
         self._build()
 
     @property
+    def state(self) -> object:
+        """An object that stays the same while no answer changes."""
+        return self._names
+
+    @property
     def keys(self) -> set[str]:
         """Every device that a stream described."""
         return {fact.key for facts in self._facts.values() for fact in facts}
@@ -105,6 +114,14 @@ class DeviceMap:
 
     def resolve(self, name: str) -> tuple[str, ...]:
         """The keys of the devices that a name stands for; the name itself when nobody knows it."""
+        keys = self._resolved.get(name)
+        if keys is None:
+            if len(self._resolved) >= MOST_REMEMBERED:
+                self._resolved.clear()
+            keys = self._resolved[name] = self._resolve(name)
+        return keys
+
+    def _resolve(self, name: str) -> tuple[str, ...]:
         if name == ALL_DEVICES:
             return self._gpus
         gke = _GKE.match(name)
@@ -150,4 +167,5 @@ class DeviceMap:
         self._names = {name: next(iter(keys)) for name, keys in answers.items() if len(keys) == 1}
         self._uuids = {key: next(iter(names)) for key, names in uuids.items() if len(names) == 1}
         self._gpus = tuple(gpus)
+        self._resolved.clear()
         self.version += 1

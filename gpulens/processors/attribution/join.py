@@ -148,7 +148,7 @@ class AttributionProcessor:
         for group in plan.groups:
             node = self._nodes.find(group.node, group.device)
             if node is not None:
-                holds.append(self._nodes.hold_ns(node, self._nodes.elected(node)))
+                holds.append(self._nodes.hold_ns(node, node.elected))
         return batch.latest_ns() + max(holds, default=0)
 
     def _release(self) -> None:
@@ -210,23 +210,14 @@ class AttributionProcessor:
         self._consumer.consume(batch, held.ack)
 
     def _view(self, plan: Plan, verdicts: list[Verdict]) -> View:
-        elected: dict[str, str] = {}
-        versions: dict[str, int] = {}
-        disputed: set[tuple[str, str]] = set()
-        for name in plan.nodes:
-            node = self._nodes.find(name, "")
-            if node is not None:
-                elected[name], versions[name] = self._nodes.elected(node), node.devices.version
-        for each in plan.allocations:
-            node = self._nodes.find(each.node, each.device)
-            if node is None or elected.get(each.node) != each.source:
-                continue
-            for key in node.devices.resolve(each.device):
-                owners = self._nodes.owners_now(node, each.source, key) or ()
-                if len(owners) > 1 and self._nodes.is_exclusive(node, each.source, key):
-                    disputed.add((each.node, key))
+        nodes = [node for name in plan.nodes if (node := self._nodes.find(name, "")) is not None]
+        elected = tuple((node.name, node.elected) for node in nodes)
+        versions = tuple((node.name, node.devices.version) for node in nodes)
+        disputed: frozenset[tuple[str, str]] = frozenset()
+        if plan.allocations:
+            disputed = frozenset((node.name, key) for node in nodes for key in self._nodes.disputed(node))
         owners_of = tuple(verdict.owner for verdict in verdicts)
-        return View(owners_of, tuple(elected.items()), tuple(versions.items()), frozenset(disputed))
+        return View(owners_of, elected, versions, disputed)
 
     def _plan(self, layout: Layout) -> Plan:
         plan = self._plans.get(layout)

@@ -6,6 +6,7 @@ that exist and by the longest window.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gpulens.pipeline.data import Batch, Resource
@@ -41,10 +42,23 @@ class Node:
     interval_ns: dict[str, int] = field(default_factory=dict)
     window_ns: dict[tuple[str, str], int] = field(default_factory=dict)
     """By source and stream: two exporters may renew their values at different intervals."""
+    elected: str = ""
+    """The allocation source whose word counts now; empty when there is none."""
 
     def sources(self, source: str) -> list[History]:
         """What the streams of an allocation source said."""
         return [history for (name, _), history in self.histories.items() if name == source]
+
+    def standing(self) -> Iterator[object]:
+        """What the owners of the node's devices follow from now, as objects that stay the same while it does."""
+        yield self
+        yield self.resource
+        yield self.elected
+        yield self.devices.state
+        for history in self.sources(self.elected):
+            last = history.last
+            yield None if last is None else last.owners
+            yield None if last is None else last.exclusive
 
     def names(self) -> set[str]:
         """Every name of a device that is still in use: of the devices described, and of the newest allocations."""
@@ -92,6 +106,8 @@ class Nodes:
             if seconds := _duration(read(slot)):
                 self._nodes[name].window_ns[source, batch.stream] = round(seconds * NS)
         self._learn_allocations(plan, batch)
+        for node in self._told_of(batch.stream) + [self._nodes[name] for name in plan.nodes]:
+            node.elected = self._elect(node)
         if batch.complete:
             self._told[batch.stream] = set(plan.nodes)
         else:
@@ -166,8 +182,8 @@ class Nodes:
             name = self._homes.get(device.partition("/")[0], self._homes.get(device, ""))
         return self._nodes.get(name)
 
-    def elected(self, node: Node) -> str:
-        """The allocation source whose word counts on a node now; empty when there is none."""
+    def _elect(self, node: Node) -> str:
+        """The first source, in the order of trust, that has said anything lately."""
         for source in self._config.sources:
             heard = [history.heard_ns for history in node.sources(source) if history.heard_ns]
             if not heard or node.last_ns - max(heard) > self._config.source_timeout * NS:
@@ -187,12 +203,11 @@ class Nodes:
         """Who held a device on a node during all of [begin_ns, end_ns]."""
         if node is None:
             return Verdict(Reason.NO_SOURCE)
-        source = self.elected(node)
-        if not source:
+        if not node.elected:
             return Verdict(Reason.NO_SOURCE)
         keys = node.devices.resolve(device)
         key = keys[0] if len(keys) == 1 else device
-        verdicts = [history.decide(key, begin_ns, end_ns, node.devices) for history in node.sources(source)]
+        verdicts = [history.decide(key, begin_ns, end_ns, node.devices) for history in node.sources(node.elected)]
         return _combine(verdicts)
 
     def owners_now(self, node: Node, source: str, key: str) -> Owners | None:
@@ -206,9 +221,9 @@ class Nodes:
         verdicts = [Verdict(history.reason_now(key, node.devices)) for history in node.sources(source)]
         return _combine(verdicts).reason
 
-    def is_exclusive(self, node: Node, source: str, key: str) -> bool:
-        """A stream of the source knows that the device is not shared."""
-        return any(history.is_exclusive(key, node.devices) for history in node.sources(source))
+    def disputed(self, node: Node) -> frozenset[str]:
+        """The node's devices with several owners although they are known to be exclusive."""
+        return frozenset().union(*(history.disputed(node.devices) for history in node.sources(node.elected)))
 
     def forget(self, now_ns: int) -> None:
         """Drops nodes that have been silent for an hour."""
@@ -239,6 +254,8 @@ def _asked_ns(plan: Plan, batch: Batch) -> dict[tuple[str, str], int]:
 
 def _combine(verdicts: list[Verdict]) -> Verdict:
     """One verdict from several streams of the same source: an owner only when no two name different ones."""
+    if len(verdicts) == 1:
+        return verdicts[0]
     named = {verdict.owner for verdict in verdicts if verdict.owner is not None}
     if len(named) > 1:
         return Verdict(Reason.CONFLICT)

@@ -68,9 +68,21 @@ class _Resolved:
     version: int
     owners: dict[str, Owners]
     exclusive: set[str]
+    disputed: frozenset[str]
+    """Devices with several owners although they are known to be exclusive."""
     unmapped_mig: bool
     """A MIG UUID is named of which nobody knows the instance."""
     said: frozenset[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A window over snapshots that each speak of all devices: what its verdicts have in common."""
+
+    start: Snapshot | None
+    closing: Snapshot | None
+    steady: bool
+    """The snapshots are close enough to each other, and all hold the same allocations."""
 
 
 @dataclass(slots=True)
@@ -91,6 +103,7 @@ class History:
     _resolved: dict[int, _Resolved] = field(default_factory=dict)
     _named: dict[str, int] = field(default_factory=dict)
     _truncated: bool = False
+    _last_span: tuple[tuple[int, int, int, int], _Span | None] | None = None
     heard_ns: int = 0
     """When the source last said anything, also if that was taken back since."""
 
@@ -135,6 +148,7 @@ class History:
         if same:
             assert last is not None
             assert last.said is not None
+            self._last_span = None
             begin_ns = min(last.begin_ns, part.begin_ns)
             self._snapshots[-1] = Snapshot(begin_ns, part.end_ns, owners, exclusive, last.said | said)
         elif not self.add(Snapshot(part.begin_ns, part.end_ns, owners, exclusive, said)):
@@ -149,6 +163,7 @@ class History:
         self._ends.clear()
         self._resolved.clear()
         self._named.clear()
+        self._last_span = None
         self._truncated = True
 
     def owners_now(self, key: str, devices: DeviceMap) -> Owners | None:
@@ -163,10 +178,10 @@ class History:
             return Reason.NO_SNAPSHOT
         return self._verdict(self._owners(last, key, devices), key, last, devices).reason
 
-    def is_exclusive(self, key: str, devices: DeviceMap) -> bool:
-        """The newest snapshot knows that the device is not shared."""
+    def disputed(self, devices: DeviceMap) -> frozenset[str]:
+        """Devices with several owners by the newest snapshot although they are known to be exclusive."""
         last = self.last
-        return last is not None and key in self._view(last, devices).exclusive
+        return frozenset() if last is None else self._view(last, devices).disputed
 
     def keys_now(self, devices: DeviceMap) -> set[str]:
         """Every device key that the newest snapshot names."""
@@ -175,9 +190,46 @@ class History:
 
     def decide(self, key: str, begin_ns: int, end_ns: int, devices: DeviceMap) -> Verdict:
         """Who held the device during all of [begin_ns, end_ns]."""
+        span = self._span(begin_ns, end_ns)
+        if span is not None and span.steady:
+            # Nothing changed over the window: one look at the newest snapshot in it serves every device.
+            if span.start is None:
+                return Verdict(Reason.NO_SNAPSHOT)
+            if span.closing is None:
+                return Verdict(Reason.CHANGING, final=False)
+            return self._verdict(self._owners(span.closing, key, devices), key, span.closing, devices)
+        return self._decide(key, begin_ns, end_ns, devices)
+
+    def _span(self, begin_ns: int, end_ns: int) -> _Span | None:
+        """The window as a whole, found once for all devices; None where a snapshot in it speaks of some only."""
+        mark = (begin_ns, end_ns, len(self._ends), self._ends[-1] if self._ends else 0)
+        if self._last_span is None or self._last_span[0] != mark:
+            self._last_span = (mark, self._find_span(begin_ns, end_ns))
+        return self._last_span[1]
+
+    def _find_span(self, begin_ns: int, end_ns: int) -> _Span | None:
+        first = self._first(begin_ns)
+        if first < 0:
+            return _Span(None, None, steady=True)
+        start = before = self._snapshots[first]
+        for snapshot in self._snapshots[first:]:
+            if snapshot.said is not None:
+                return None
+            if snapshot.owners is not start.owners or snapshot.begin_ns - before.end_ns > self.max_gap_ns:
+                return _Span(start, None, steady=False)
+            if snapshot.begin_ns >= end_ns:
+                return _Span(start, snapshot, steady=True)
+            before = snapshot
+        return _Span(start, None, steady=True)
+
+    def _first(self, begin_ns: int) -> int:
+        """The newest snapshot from before a window; -1 when there is none."""
         first = bisect_left(self._ends, begin_ns + 1) - 1
-        if first < 0 and self._snapshots and self.page and not self._truncated:
-            first = 0
+        return 0 if first < 0 and self._snapshots and self.page and not self._truncated else first
+
+    def _decide(self, key: str, begin_ns: int, end_ns: int, devices: DeviceMap) -> Verdict:
+        """As `decide`, snapshot by snapshot."""
+        first = self._first(begin_ns)
         while first >= 0 and not self._vouches(self._snapshots[first], key, devices):
             first -= 1
         if first < 0:
@@ -235,7 +287,8 @@ class History:
             said = None
             if snapshot.said is not None:
                 said = frozenset(key for name in snapshot.said for key in devices.resolve(name))
-            view = _Resolved(snapshot.owners, devices.version, owners, exclusive, unmapped, said)
+            disputed = frozenset(key for key, holders in owners.items() if len(holders) > 1 and key in exclusive)
+            view = _Resolved(snapshot.owners, devices.version, owners, exclusive, disputed, unmapped, said)
             self._resolved[mark] = view
         return view
 

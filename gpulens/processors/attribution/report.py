@@ -7,6 +7,7 @@ with the method, or on the node's with the reason.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import is_not
 
 from gpulens.pipeline.catalogue import metric
 from gpulens.pipeline.data import (
@@ -32,21 +33,24 @@ class Reporter:
     def __init__(self, stream: str) -> None:
         self._stream = stream
         self._layout: Layout | None = None
+        self._seen: list[object] = []
 
     def batch(self, nodes: Nodes, time_ns: int) -> Batch | None:
         """The state now, stamped with a grid instant; None while no node is known."""
-        identities = [each for node in nodes.all() for each in _rows(node, nodes)]
-        if not identities and self._layout is None:
+        seen = [each for node in nodes.all() for each in node.standing()]
+        if not seen and self._layout is None:
             return None
-        layout, _ = build_layout(identities)
-        if layout != self._layout:
-            self._layout = layout
+        if self._layout is None or len(seen) != len(self._seen) or any(map(is_not, seen, self._seen)):
+            layout, _ = build_layout(each for node in nodes.all() for each in _rows(node, nodes))
+            # The same rows in another state (a reading's window, an interval) are the same layout.
+            self._layout = self._layout if layout == self._layout else layout
+            self._seen = seen
         assert self._layout is not None
         return Batch.of(self._layout, [1] * self._layout.size, time_ns, self._stream)
 
 
 def _rows(node: Node, nodes: Nodes) -> Iterator[Identity]:
-    source = nodes.elected(node)
+    source = node.elected
     allocated = {key for history in node.sources(source) for key in history.keys_now(node.devices)}
     keys = node.devices.keys | allocated
     parents = {node.devices.parent(key) for key in keys}
