@@ -10,10 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpulens.pipeline.catalogue import MetricScope, scope_of
-from gpulens.pipeline.data import Identity, Projection, Resource, Series, build_layout
+from gpulens.pipeline.data import Identity, Projection, Resource, Scope, Series, build_layout
 from gpulens.processors.attribution.devices import DeviceMap
 from gpulens.processors.attribution.ownership import Owner
 from gpulens.processors.attribution.plan import Plan, node_of, with_owner
+
+OWN = Scope("gpulens")
+"""The scope of what attribution says itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,8 @@ class _Targets:
             return
         keys = known.resolve(device)
         if series.metric.name == "gpu.allocated":
-            yield from ((resource, scope, self._named(series, key, known)) for key in self._granted(identity, keys))
+            # Which source counts may change while the allocation lasts: the series is attribution's own word.
+            yield from ((resource, OWN, self._named(series, key, known)) for key in self._granted(identity, keys))
         elif len(keys) != 1:
             yield identity
         else:

@@ -16,15 +16,13 @@ from gpulens.pipeline.data import (
     Identity,
     Layout,
     Resource,
-    Scope,
     Series,
     build_layout,
 )
+from gpulens.processors.attribution.mapping import OWN
 from gpulens.processors.attribution.nodes import Node, Nodes
 from gpulens.processors.attribution.ownership import Reason
 from gpulens.processors.attribution.plan import OWNER_KEYS, with_owner
-
-_SCOPE = Scope("gpulens")
 
 
 class Reporter:
@@ -62,9 +60,9 @@ def _rows(node: Node, nodes: Nodes) -> Iterator[Identity]:
         reason = _reason(node, nodes, source, key)
         if owners and reason in (Reason.OWNED, Reason.SHARED):
             for owner in sorted(owners, key=repr):
-                yield with_owner(home, owner), _SCOPE, _series(node, key, source, reason)
+                yield with_owner(home, owner), OWN, _series(node, key, source, reason)
         else:
-            yield home, _SCOPE, _series(node, key, "none", reason)
+            yield home, OWN, _series(node, key, "none", reason)
 
 
 def _reason(node: Node, nodes: Nodes, source: str, key: str) -> Reason:
