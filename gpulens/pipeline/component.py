@@ -116,7 +116,7 @@ class Stateful(Protocol):
     def save_state(self) -> tuple[int, bytes]:
         """(version of the format, state)."""
 
-    def load_state(self, version: int, state: bytes) -> bool:
+    def load_state(self, version: int, saved: bytes) -> bool:
         """Takes a saved state up; False (and nothing changed) when it can't be used."""
 
 

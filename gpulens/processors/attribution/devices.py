@@ -103,6 +103,11 @@ class DeviceMap:
         return self._names
 
     @property
+    def facts(self) -> Mapping[str, tuple[DeviceFact, ...]]:
+        """What each stream says."""
+        return self._facts
+
+    @property
     def keys(self) -> set[str]:
         """Every device that a stream described."""
         return {fact.key for facts in self._facts.values() for fact in facts}

@@ -18,6 +18,7 @@ from gpulens.pipeline.component import Host, Metrics, Settings
 from gpulens.pipeline.data import Batch, Layout, bitmap_slots
 from gpulens.pipeline.grid import NS, Grid, Watermark
 from gpulens.pipeline.lru import BytesLRU
+from gpulens.processors.attribution import state
 from gpulens.processors.attribution.config import AttributionConfig
 from gpulens.processors.attribution.mapping import Mapped, View, build
 from gpulens.processors.attribution.nodes import Nodes
@@ -126,6 +127,14 @@ class AttributionProcessor:
         self._release()
         held.ack = Ack()  # what waits beyond this call does not delay the source
         self._report()
+
+    def save_state(self) -> tuple[int, bytes]:
+        """(version, what was learned of the nodes)."""
+        return state.VERSION, state.dump(self._nodes)
+
+    def load_state(self, version: int, saved: bytes) -> bool:
+        """Takes a saved state up before the first batch; False when it can't be used."""
+        return version == state.VERSION and not self._nodes.all() and state.load(self._nodes, saved)
 
     # --- what waits
 

@@ -6,7 +6,7 @@ that exist and by the longest window.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from gpulens.pipeline.data import Batch, Resource
@@ -89,6 +89,16 @@ class Nodes:
         """Every node, by name."""
         return [self._nodes[name] for name in sorted(self._nodes)]
 
+    def adopt(self, nodes: Iterable[Node]) -> None:
+        """Takes up nodes that were saved."""
+        for node in nodes:
+            self._nodes[node.name] = node
+            for stream in {*node.devices.facts, *(stream for _, stream in node.histories)}:
+                self._told.setdefault(stream, set()).add(node.name)
+            if node.name:
+                self._homes.update({device: node.name for device in node.names() if is_global(device)})
+            node.elected = self._elect(node)
+
     def learn(self, plan: Plan, batch: Batch) -> None:
         """Takes in the facts of a batch: devices, allocations, intervals, signs of life."""
         now_ns = batch.latest_ns()
@@ -162,13 +172,14 @@ class Nodes:
         return [self._nodes[name] for name in self._told.get(stream, ()) if name in self._nodes]
 
     def _take(self, node: Node, source: str, batch: Batch, snapshot: Snapshot) -> None:
-        history = self._history(node, source, batch.stream)
+        history = self.history(node, source, batch.stream)
         if not (history.add(snapshot) if batch.complete else history.add_part(snapshot)):
             self.late += 1
         if node.name:
             self._homes.update({device: node.name for device in snapshot.owners if is_global(device)})
 
-    def _history(self, node: Node, source: str, stream: str) -> History:
+    def history(self, node: Node, source: str, stream: str) -> History:
+        """What a stream of an allocation source said of a node."""
         key = (source, stream)
         if key not in node.histories:
             gap_ns = round(self._config.max_gap * NS)

@@ -7,7 +7,7 @@ reason why there is none. A wrong owner is worse than none.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -156,6 +156,19 @@ class History:
         self._named = {name: ns for name, ns in self._named.items() if name in owners}
         self._named.update(dict.fromkeys(said, part.end_ns))
         return True
+
+    @property
+    def snapshots(self) -> Sequence[Snapshot]:
+        """The snapshots kept, oldest first."""
+        return self._snapshots
+
+    def restore(self, snapshots: Iterable[Snapshot], heard_ns: int) -> None:
+        """Takes up snapshots that were saved. What comes next is no first sight."""
+        for snapshot in snapshots:
+            self.add(snapshot)
+            self._named.update(dict.fromkeys(snapshot.said or snapshot.owners, snapshot.end_ns))
+        self.heard_ns = heard_ns
+        self._truncated = True
 
     def clear(self) -> None:
         """Forgets everything: the source dropped what it knew. What it says next is no first sight."""
