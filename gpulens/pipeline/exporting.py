@@ -133,7 +133,8 @@ class QueuedExporter(Generic[T]):
         self._queue = MemoryQueue(self._queue_config, settings.clock)
         self._sender = RetrySender(settings, config, signal, pusher, jitter)
         self._tasks: list[asyncio.Task[None]] = []
-        self._refusing = False
+        self._unlogged = 0
+        self._logged_s: float | None = None
         labels = {"exporter": str(settings.id), "data_type": str(signal)}
         settings.telemetry.watch("otelcol_exporter_queue_size", lambda: self._queue.size, **labels)
         settings.telemetry.watch("otelcol_exporter_queue_capacity", lambda: self._queue.capacity, **labels)
@@ -150,7 +151,6 @@ class QueuedExporter(Generic[T]):
         waits = self._queue_config.wait_for_result
         refusal = self._queue.offer(Request(encoded, items, ack.share().settle if waits else None))
         if refusal is None:
-            self._refusing = False
             return
         if waits:
             ack.settle()  # not an error for the source: what is past the door must not be sent again
@@ -160,9 +160,15 @@ class QueuedExporter(Generic[T]):
             exporter=str(self._settings.id),
             reason=_REASONS[refusal],
         )
-        if not self._refusing:
-            self._refusing = True
-            self._settings.log.error("Exporting failed. Dropping data.", error=refusal, dropped_items=items)
+        self._log_drop(refusal, items)
+
+    def _log_drop(self, refusal: str, items: int) -> None:
+        """Logs the first drop, then their sum once a minute: a queue that is full takes something now and again."""
+        self._unlogged += items
+        now_s = self._settings.clock.monotonic()
+        if self._logged_s is None or now_s - self._logged_s >= _DROP_LOG_INTERVAL_S:
+            self._settings.log.error("Exporting failed. Dropping data.", error=refusal, dropped_items=self._unlogged)
+            self._unlogged, self._logged_s = 0, now_s
 
     async def start(self, host: Host) -> None:
         """Opens the pusher and starts the consumers."""

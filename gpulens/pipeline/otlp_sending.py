@@ -23,7 +23,7 @@ from gpulens.pipeline.component import Settings
 from gpulens.pipeline.data import Batch, Block, Layout, Resource, Series
 from gpulens.pipeline.departures import Departures
 from gpulens.pipeline.exporting import SendingConfig
-from gpulens.pipeline.lru import BytesLRU
+from gpulens.pipeline.lru import BytesLRU, SecondSight
 from gpulens.pipeline.otlp_compiled import CompiledEncoder
 
 K = TypeVar("K", bound=Hashable)
@@ -87,6 +87,8 @@ class OwnerMapping:
         self.blocks: BytesLRU[Block, Block] = BytesLRU(
             "otlp_owner_blocks", limit_bytes // 2, lambda _, block: 1000 + _SERIES_BYTES * len(block)
         )
+        # What is seen once may never come back: under churn it would only fill the room.
+        self._seen: SecondSight[Layout | Block] = SecondSight(8192)
 
     def map(self, batch: Batch) -> Batch:
         """The batch with its owners where they should be; values are shared."""
@@ -95,14 +97,16 @@ class OwnerMapping:
         layout = self.layouts.get(batch.layout)
         if layout is None:
             layout = Layout(self._block(block) for block in batch.layout.blocks)
-            self.layouts.put(batch.layout, layout)
+            if self._seen.again(batch.layout):
+                self.layouts.put(batch.layout, layout)
         return replace(batch, layout=layout)
 
     def _block(self, block: Block) -> Block:
         known = self.blocks.get(block)
         if known is None:
             known = self._map(block)
-            self.blocks.put(block, known)
+            if self._seen.again(block):
+                self.blocks.put(block, known)
         return known
 
     def _map(self, block: Block) -> Block:

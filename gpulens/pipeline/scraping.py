@@ -165,6 +165,7 @@ class ScrapeReceiver:
         self._task: asyncio.Task[None] | None = None
         self._last_good_s: float | None = None
         self._joined: tuple[Layout, Layout, Layout] | None = None
+        self._refused = False
 
     async def start(self, host: Host) -> None:
         """Starts the timer; the first scrape comes after initial_delay."""
@@ -250,7 +251,11 @@ class ScrapeReceiver:
                 receiver=self._stream,
                 reason=error.reason,
             )
+            if not self._refused:  # what is shown and known from here on is old, and nobody else says so
+                self._settings.log.warning("Data refused. Nothing of this source goes on.", error=str(error))
+            self._refused = True
         else:
+            self._refused = False
             self._settings.telemetry.count(
                 "otelcol_receiver_accepted_metric_points", batch.layout.size, receiver=self._stream
             )

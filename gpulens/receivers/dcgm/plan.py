@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import itemgetter
 from typing import Final, TypeVar
 
@@ -23,7 +24,12 @@ from gpulens.receivers.dcgm.units import Either, Reason, Unit
 
 ResolveUnit = Callable[[Either, Sequence[float]], Unit]
 T = TypeVar("T")
-_MOST_SERIES: Final = 40_000
+_MOST_SERIES: Final = 15_000
+"""Made series that are kept for the next plan, some 1 kB each; twice what a page of 5,000 lines makes."""
+_MOST_DEVICES: Final = 1024
+_MOST_HOLDINGS: Final = 8192
+"""GPUs with their MIG instances, and holders of them, that one page may name; the largest node has 16 x 8 and some
+hundreds. A page of 16 MiB in which every line names another device would make 150,000 series (0.5 GiB)."""
 _SAME: Final = 1e-3  # two units' rounding of one number
 
 
@@ -162,6 +168,7 @@ class Planner:
         named = self._named(layout, unknown)
         labels = [row_labels(layout.samples[index]) for index, _ in named]
         devices, owners = Devices(labels), Owners(labels)
+        facts_of = dict(islice(devices.facts.items(), _MOST_DEVICES))
         rows: list[_Row] = []
         holdings: set[tuple[Entity, Owner]] = set()
         for (index, name), row in zip(named, labels, strict=True):
@@ -169,15 +176,22 @@ class Planner:
             if entity is None:
                 drops[Reason.NO_DEVICE] += 1
                 continue
-            if owner is not None:
-                holdings.add((entity, owner))
+            if entity not in facts_of or entity.parent not in facts_of:
+                drops[Reason.TOO_MANY_DEVICES] += 1
+                continue
+            if owner is not None and (entity, owner) not in holdings:
+                if len(holdings) == _MOST_HOLDINGS:
+                    drops[Reason.TOO_MANY_OWNERS] += 1
+                    owner = None
+                else:
+                    holdings.add((entity, owner))
             if entity.gi and name.field.level is Level.WHOLE_GPU_ONLY:
                 drops[Reason.MIG_UNDEFINED] += 1
             else:
                 rows.append(_Row(index, name, row, entity, owner, "vgpu" in row))
-        series = self._feeds(rows, devices.facts)
-        facts = [*self._device_facts(devices.facts), *self._allocations(holdings)]
-        return self._assemble(series, facts, drops, unknown, is_new_exporter(labels), len(devices.facts))
+        series = self._feeds(rows, facts_of)
+        facts = [*self._device_facts(facts_of), *self._allocations(holdings)]
+        return self._assemble(series, facts, drops, unknown, is_new_exporter(labels), len(facts_of))
 
     @staticmethod
     def _named(layout: PageLayout, unknown: set[str]) -> list[tuple[int, Named]]:

@@ -16,6 +16,7 @@ from gpulens.pipeline.counters import CounterStarts
 from gpulens.pipeline.data import Batch, Identity, Layout, Scope, Times, Value
 from gpulens.pipeline.errors import ScrapeError
 from gpulens.pipeline.exposition import LOST_LINES, Page, PageLayout, PageParser
+from gpulens.pipeline.exposition_line import MAX_EXCERPT
 from gpulens.pipeline.journal import ComponentLog
 from gpulens.pipeline.scrape_client import HttpPages, PageReader, Reading
 from gpulens.pipeline.scraping import Scraped, ScrapeReceiver, node_resource
@@ -27,6 +28,9 @@ from gpulens.receivers.dcgm.units import UNDECIDED, Either, Reason, Unit
 
 SOURCE: Final = "dcgm"
 _PLANNED_SERIES: Final = 40_000
+_SAID: Final = 1000
+"""Names that are remembered as announced; on a page whose names are others each time, later ones go unsaid."""
+_SHOWN: Final = 20
 _PLANS: Final = 4  # page layouts remembered; a page that flaps between two costs nothing
 _EMPTY: Final = (
     "the page has no DCGM series; if the exporter has just started this passes, else look at its log for the GPU, "
@@ -111,10 +115,11 @@ class Announcer:
 
     def families(self, names: frozenset[str]) -> int:
         """Metric families without a meaning here; returns how many were not announced before."""
-        new = names - self._said
+        new = sorted(names - self._said)[: max(0, _SAID - len(self._said))]
         if new:
-            self._said |= new
-            self._log.info("Unknown metric families were skipped.", names=",".join(sorted(new)))
+            self._said.update(new)
+            shown = ",".join(name[:MAX_EXCERPT] for name in new[:_SHOWN])
+            self._log.info("Unknown metric families were skipped.", count=len(new), names=shown)
         return len(new)
 
 
@@ -151,7 +156,7 @@ class DcgmScraper:
         page = reading.page
         plan = self._plan(page.layout)
         if not plan.devices:
-            raise ScrapeError(_EMPTY, "empty_page")
+            raise ScrapeError(reading.cut or _EMPTY, "cut" if reading.cut else "empty_page")
         self._note_change(page, now_ns)
         self._resolve.page_is_new = plan.new_names
         rejected = Counter({reason: page.errors[reason] for reason in LOST_LINES if reason in page.errors})
@@ -166,7 +171,7 @@ class DcgmScraper:
         starts = self._counters.starts(layout, values, now_ns)
         batch = Batch.of(layout, values, now_ns, self._stream, start_ns=starts)
         reasons = {str(reason): count for reason, count in rejected.items()}
-        return Scraped(batch, reasons, self._problem(reading), self._refresh.refresh_s)
+        return Scraped(batch, reasons, self._problem(reading, plan), self._refresh.refresh_s)
 
     def _plan(self, layout: PageLayout) -> Plan:
         plan = self._plans.pop(layout, None) or self._planner.plan(layout)
@@ -183,11 +188,14 @@ class DcgmScraper:
             self._refresh.changed(now_ns)
 
     @staticmethod
-    def _problem(reading: Reading) -> str:
+    def _problem(reading: Reading, plan: Plan) -> str:
         if reading.cut:
             return reading.cut
         lost = reading.page.errors.get("too_many_series", 0)
-        return f"{lost} series over the limit were left out" if lost else ""
+        if lost:
+            return f"{lost} series over the limit were left out"
+        rows = plan.dropped[Reason.TOO_MANY_DEVICES] + plan.dropped[Reason.TOO_MANY_OWNERS]
+        return f"{rows} rows name more devices or owners than a node can have and were left out" if rows else ""
 
 
 def create(settings: Settings, config: DcgmConfig, consumer: Metrics) -> Receiver:

@@ -37,6 +37,8 @@ class Reason(StrEnum):
     CONTRADICTORY = "contradictory_copies"
     MIG_UNDEFINED = "mig_undefined"
     NO_DEVICE = "no_device"
+    TOO_MANY_DEVICES = "too_many_devices"
+    TOO_MANY_OWNERS = "too_many_owners"
     UNKNOWN_FAMILY = "unknown_family"
 
 

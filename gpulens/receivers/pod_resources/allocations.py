@@ -30,7 +30,7 @@ from gpulens.receivers.pod_resources.podresources_pb2 import (
 
 MAX_NAME = 253  # longest name of a Kubernetes object
 MAX_ID = 512
-MAX_ROWS = 20_000  # allocations of one node; the largest real nodes stay below 1,000
+MAX_ROWS = 5_000  # allocations of one node; the largest real nodes stay below 1,000
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 import grpc
 import grpc.aio
@@ -104,7 +105,8 @@ class KubeletClient:
                 alone = ("grpc.use_local_subchannel_pool", 1)
                 authority = ("grpc.default_authority", "localhost")
                 options = (limit, alone, authority)
-                self._channel = grpc.aio.insecure_channel(f"unix:{self._path}", options=options)
+                # gRPC reads a target as a URI: a bare %, # or ? in the path would name another file.
+                self._channel = grpc.aio.insecure_channel(f"unix:{quote(self._path)}", options=options)
             call = self._calls[method] = self._channel.unary_unary(method, None, None)
         return call
 

@@ -63,8 +63,9 @@ def test_two_pods_on_a_gpu_and_two_gpus_of_a_pod_are_distinct(owner: Owner) -> N
 
 
 def test_a_layout_is_mapped_once() -> None:
-    """The same layout comes out as the same object, and a pod that changes maps its own block only."""
+    """From its second sight on a layout comes out as one object, and a pod that changes maps its own block only."""
     mapping, first = OwnerMapping(Owner.ATTRIBUTES), tick(pod("a", "GPU-1"), pod("b", "GPU-2"))
+    mapping.map(first)
     mapped = mapping.map(first).layout
     assert mapping.map(first).layout is mapped
     changed = mapping.map(tick(pod("a", "GPU-1"), pod("c", "GPU-2"))).layout
