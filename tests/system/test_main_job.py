@@ -14,6 +14,9 @@ from tests.system.processes import eventually, fetch, gpulens, query, running
 OWNERS = {"train-llm-0", "notebook-anna-0", "spin-eval-7f9c", "embed-0", "serve-70b-0"}
 """Pods of the demo's world that alone hold a device during the whole run."""
 
+AGENT = "{namespace: monitoring, pod: gpulens-x7k2p, container: gpulens}"
+"""What service discovery in a cluster says of the scraped target: the agent's own pod."""
+
 
 @pytest.fixture
 def page(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[str]:
@@ -48,7 +51,7 @@ def test_a_real_prometheus_answers_by_pod(
     target = page.removeprefix("http://").removesuffix("/metrics")
     config.write_text(
         "scrape_configs: [{job_name: gpulens, scrape_interval: 1s, honor_labels: true, "
-        f"static_configs: [{{targets: ['{target}']}}]}}]\n"
+        f"static_configs: [{{targets: ['{target}'], labels: {AGENT}}}]}}]\n"
     )
     command = [
         prometheus_binary,
@@ -66,7 +69,8 @@ def test_a_real_prometheus_answers_by_pod(
     assert active["spin-eval-7f9c"] < 0.2
     assert resident["spin-eval-7f9c"] > 0.9
     assert active["train-llm-0"] > 0.5
-    assert not any("exporter" in pod for pod in active)
+    assert not any("exporter" in pod or "gpulens" in pod for pod in active)
+    assert active[""] > 0
     assert joined["train-llm-0"] > 100
 
 

@@ -21,6 +21,7 @@ from gpulens.pipeline.prometheus_names import (
     Labels,
     PrometheusMetric,
     hidden_reason,
+    is_own_scope,
     prometheus_metric,
     target_info,
 )
@@ -32,6 +33,7 @@ MOST_COMPOSITIONS = 4
 keeps them alive, some 2 kB a series that no cache's bytes show (measured: 0.4 MiB for each change of 8 GPUs)."""
 
 _TEXT_TYPES = {"info": "gauge"}
+_OWNER_LABELS = ("container", "namespace", "pod")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,7 @@ class PageWriter:
 def compile_section(block: Block, namespace: str, rules: LabelRules) -> Section:
     """Everything about a block that is not a number."""
     labels = rules.block(block.resource, block.scope)
+    ours = is_own_scope(block.scope)
     heads: list[str] = []
     metrics: list[PrometheusMetric] = []
     hidden: Counter[str] = Counter()
@@ -181,7 +184,7 @@ def compile_section(block: Block, namespace: str, rules: LabelRules) -> Section:
             continue
         own, more = labels.of(series)
         cut += more
-        heads.append(sample_head(metric.name, own))
+        heads.append(sample_head(metric.name, _nobodys(own) if ours else own))
     target = target_info(block.resource, block.scope)
     return Section(
         tuple(heads),
@@ -190,6 +193,16 @@ def compile_section(block: Block, namespace: str, rules: LabelRules) -> Section:
         dict(hidden),
         cut,
     )
+
+
+def _nobodys(labels: Labels) -> Labels:
+    """The labels with the owner's ones empty where nobody is named. With honor_labels a missing label is filled in from
+    the scrape target, so a free GPU would belong to the agent's own pod; an empty one stays empty, which is the same
+    as no label at all."""
+    named = {key for key, _ in labels}
+    if "pod" in named:
+        return labels
+    return tuple(sorted((*labels, *((key, "") for key in _OWNER_LABELS if key not in named))))
 
 
 def sample_head(name: str, labels: Labels) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.metrics.v1.metrics_pb2 import ResourceMetrics
 
 from gpulens.exporters.prometheus.page import number_texts
-from gpulens.pipeline.catalogue import CATALOGUE
+from gpulens.pipeline.catalogue import CATALOGUE, metric
 from gpulens.pipeline.data import Batch, Block, Kind, Layout, Metric, Resource, Scope, Series, Temporality
 from gpulens.pipeline.exposition import PageParser
 from tests.exporters.prometheus.serving import NODE, START_NS, make, own_batch, pod
@@ -49,11 +49,13 @@ def test_the_text_format() -> None:
     assert served.page() == (
         f"# HELP gpu_xid_last {CATALOGUE['gpu.xid.last'].metric.description}\n"
         "# TYPE gpu_xid_last gauge\n"
-        'gpu_xid_last{gpu_model="NVIDIA T4",gpu_uuid="GPU-1",node="node-a"} 4611686018427387905\n'
+        'gpu_xid_last{container="",gpu_model="NVIDIA T4",gpu_uuid="GPU-1",namespace="",node="node-a",pod=""} '
+        "4611686018427387905\n"
         "# HELP hw_energy_joules_total Energy drawn since the driver was loaded.\n"
         "# TYPE hw_energy_joules_total counter\n"
-        'hw_energy_joules_total{gpu_model="NVIDIA T4",gpu_uuid="GPU-1",node="node-a"} 1234\n'
-        'hw_energy_joules_total{gpu_uuid="GPU-0",node="node-a"} 0.1\n'
+        'hw_energy_joules_total{container="",gpu_model="NVIDIA T4",gpu_uuid="GPU-1",namespace="",node="node-a",pod=""} '
+        "1234\n"
+        'hw_energy_joules_total{container="",gpu_uuid="GPU-0",namespace="",node="node-a",pod=""} 0.1\n'
         f"# HELP hw_gpu_utilization_ratio {CATALOGUE['hw.gpu.utilization'].metric.description}\n"
         "# TYPE hw_gpu_utilization_ratio gauge\n"
         'hw_gpu_utilization_ratio{container="main",gpu_model="NVIDIA T4",gpu_uuid="GPU-1",'
@@ -69,7 +71,7 @@ def test_the_open_metrics_format() -> None:
         "# TYPE hw_energy_joules counter\n"
         "# UNIT hw_energy_joules joules\n"
         "# HELP hw_energy_joules Energy drawn since the driver was loaded.\n"
-        'hw_energy_joules_total{gpu_uuid="GPU-0",node="node-a"} 5\n'
+        'hw_energy_joules_total{container="",gpu_uuid="GPU-0",namespace="",node="node-a",pod=""} 5\n'
         "# EOF\n"
     )
 
@@ -253,7 +255,10 @@ def test_texts_are_escaped() -> None:
     series = Series(Metric("m", description='say "a\\b"\nc'), {"k": 'x"\\\n'})
     layout = Layout([Block(NODE, Scope("gpulens"), [series])])
     served.take(Batch.of(layout, [1.0], START_NS, "s"))
-    assert served.page() == ('# HELP m say "a\\\\b"\\nc\n# TYPE m gauge\nm{k="x\\"\\\\\\n",node="node-a"} 1\n')
+    assert served.page() == (
+        '# HELP m say "a\\\\b"\\nc\n# TYPE m gauge\n'
+        'm{container="",k="x\\"\\\\\\n",namespace="",node="node-a",pod=""} 1\n'
+    )
     assert '# HELP m say \\"a\\\\b\\"\\nc\n' in served.page(open_metrics=True)
 
 
@@ -349,3 +354,18 @@ def test_promtool_accepts_a_page_of_every_metric(promtool: str) -> None:
         [promtool, "check", "metrics"], input=served.exporter.page(), capture_output=True, check=False
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
+def test_a_series_without_an_owner_says_so_with_empty_labels() -> None:
+    """With honor_labels Prometheus fills a missing label in from its target: a free GPU would be the agent's own.
+    Foreign series keep what they have."""
+    served = make()
+    foreign = Block(Resource({"service.name": "other"}), Scope("other"), [Series(Metric("m"))])
+    layout = Layout(
+        [Block(NODE, Scope("gpulens/dcgm"), [Series(metric("hw.gpu.utilization"), {"hw.id": "GPU-1"})]), foreign]
+    )
+    served.take(Batch.of(layout, [0.5, 1.0], START_NS, "s"))
+    lines = [line for line in served.page().splitlines() if not line.startswith("#")]
+    owned = next(line for line in lines if line.startswith("hw_gpu"))
+    assert all(f'{label}=""' in owned for label in ("pod", "namespace", "container"))
+    assert not any('pod=""' in line for line in lines if not line.startswith("hw_gpu"))
