@@ -15,9 +15,11 @@ class Ack:
     queue on enqueue, a durable one after its commit. `on_settled(None)` means safe, else the first error.
     """
 
-    __slots__ = ("_error", "_on_settled", "_shares")
+    __slots__ = ("_error", "_on_settled", "_shares", "can_resend")
 
-    def __init__(self, on_settled: Callable[[Exception | None], None] | None = None) -> None:
+    def __init__(self, on_settled: Callable[[Exception | None], None] | None = None, can_resend: bool = True) -> None:
+        self.can_resend = can_resend
+        """The source keeps what is refused and offers it again; a scraper does not."""
         self._shares = 1
         self._error: Exception | None = None
         self._on_settled = on_settled

@@ -71,18 +71,24 @@ class FanOut(Generic[T]):
 
 
 class Door(Generic[T]):
-    """Where data enters: asks for admission, then hands it to every pipeline of its source."""
+    """Where data enters: asks for admission, then hands it to every pipeline of its source.
 
-    def __init__(self, pipelines: Consumer[T], admissions: Sequence[Admission]) -> None:
+    Memory limiters are asked for every batch. Queues are asked only where the source keeps what is refused and offers
+    it again: what a scraper reads is lost anyway, and a refusal would stop every other exporter and the processors'
+    sense of time along with the full one, which counts its drop.
+    """
+
+    def __init__(self, pipelines: Consumer[T], limiters: Sequence[Admission], queues: Sequence[Admission]) -> None:
         self._pipelines = pipelines
-        self._admissions = tuple(admissions)
+        self._limiters = tuple(limiters)
+        self._everyone = (*limiters, *queues)
 
     def consume(self, data: T, ack: Ack) -> None:
         """Takes the batch, and gives the source's share of the ack back when the call is through.
 
         Raises RefusedError, with nothing changed, when somebody can't take it.
         """
-        for admission in self._admissions:
+        for admission in self._everyone if ack.can_resend else self._limiters:
             try:
                 reason = admission.refusal(data)
             except Exception as error:
@@ -138,7 +144,8 @@ class _Builder:
         self._sinks: dict[tuple[ComponentID, Signal], tuple[str, Exporter[Any]]] = {}
         # Which signal a consumer takes is known by its pipeline, not by its type: hence Any inside the builder.
         self._entries: dict[PipelineID, tuple[str, Consumer[Any]]] = {}
-        self._admissions: dict[PipelineID, list[Admission]] = {}
+        self._limiters: dict[PipelineID, list[Admission]] = {}
+        self._queues: dict[PipelineID, list[Admission]] = {}
 
     def build(self) -> Graph:
         self._extensions()
@@ -193,7 +200,8 @@ class _Builder:
             factory = self._factory(Kind.RECEIVERS, component_id)
             assert isinstance(factory, ReceiverFactory)
             key, settings, config = self._make(Kind.RECEIVERS, component_id)
-            door = Door(self._fan_out(pipelines, settings), self._asked(pipelines))
+            limiters, queues = _each_once(self._limiters, pipelines), _each_once(self._queues, pipelines)
+            door = Door(self._fan_out(pipelines, settings), limiters, queues)
             maker = factory.metrics if signal is Signal.METRICS else factory.logs
             if maker is None:
                 raise _unsupported("receiver", component_id, signal)
@@ -203,16 +211,17 @@ class _Builder:
 
     def _pipeline(self, pipeline: PipelineID) -> None:
         body = self._config.pipelines[pipeline]
-        admissions: list[Admission] = []
+        limiters: list[Admission] = []
+        queues: list[Admission] = []
         sinks: list[tuple[str, Consumer[Any]]] = []
         settings = self._settings(Kind.EXPORTERS, body.exporters[0], str(pipeline))
         for component_id in dict.fromkeys(body.exporters):
             if self._is_connector(component_id):
-                sinks.extend(self._connector(component_id, pipeline, admissions))
+                sinks.extend(self._connector(component_id, pipeline, limiters, queues))
                 continue
             key, exporter = self._sinks[component_id, pipeline.signal]
             if isinstance(exporter, Admission):
-                admissions.append(exporter)
+                queues.append(exporter)
             sinks.append((key, self._apart(exporter, component_id, pipeline)))
         consumer: Consumer[Any] = FanOut(sinks, settings.telemetry, settings.log)
         for component_id in reversed(body.processors):
@@ -224,14 +233,14 @@ class _Builder:
                 raise _unsupported("processor", component_id, pipeline.signal)
             processor = maker(settings, config, consumer)
             if isinstance(processor, Admission):
-                admissions.insert(0, processor)
+                limiters.insert(0, processor)
             self._add(key, processor, settings)
             consumer = processor
         self._entries[pipeline] = (f"pipelines/{pipeline}", consumer)
-        self._admissions[pipeline] = admissions
+        self._limiters[pipeline], self._queues[pipeline] = limiters, queues
 
     def _connector(
-        self, component_id: ComponentID, source: PipelineID, admissions: list[Admission]
+        self, component_id: ComponentID, source: PipelineID, limiters: list[Admission], queues: list[Admission]
     ) -> list[tuple[str, Consumer[Any]]]:
         """A connector as a sink of `source`: one instance for each signal it feeds."""
         factory = self._factory(Kind.CONNECTORS, component_id)
@@ -252,7 +261,8 @@ class _Builder:
             if maker is None:
                 raise _unsupported("connector", component_id, signal)
             connector = maker(settings, config, self._fan_out(pipelines, settings))
-            admissions.extend(self._asked(pipelines))
+            limiters.extend(_each_once(self._limiters, pipelines))
+            queues.extend(_each_once(self._queues, pipelines))
             self._add(key, connector, settings)
             sinks.append((key, self._apart(connector, component_id, source)))
         return sinks
@@ -285,10 +295,6 @@ class _Builder:
         entries = [self._entries[pipeline] for pipeline in pipelines]
         return FanOut(entries, settings.telemetry, settings.log)
 
-    def _asked(self, pipelines: Iterable[PipelineID]) -> list[Admission]:
-        """Who must agree before data enters these pipelines, each once."""
-        return list({id(each): each for pipeline in pipelines for each in self._admissions[pipeline]}.values())
-
     # --- order
 
     def _is_connector(self, component_id: ComponentID) -> bool:
@@ -316,6 +322,11 @@ class _Builder:
         for pipeline in feeds:
             visit(pipeline)
         return ordered
+
+
+def _each_once(asked: Mapping[PipelineID, list[Admission]], pipelines: Iterable[PipelineID]) -> list[Admission]:
+    """Who must agree before data enters these pipelines."""
+    return list({id(each): each for pipeline in pipelines for each in asked[pipeline]}.values())
 
 
 def _unsupported(kind: str, component_id: ComponentID, signal: Signal) -> StartError:

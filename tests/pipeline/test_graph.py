@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpulens.config.ids import ComponentID, Kind
+from gpulens.pipeline.ack import Ack
 from gpulens.pipeline.component import LogBatch
 from gpulens.pipeline.errors import ConfigError, RefusedError, StartError
 from tests.pipeline.parts import Bench, Source, Tap, batch
@@ -145,8 +146,6 @@ def test_one_no_refuses_the_batch_with_nothing_changed(bench: Bench, who: str) -
 
 def test_the_ack_of_a_refused_batch_is_the_sources_own(bench: Bench) -> None:
     """Nobody settled it and nobody took a share: the source may send the same batch again with it."""
-    from gpulens.pipeline.ack import Ack
-
     bench.service(QUEUES)
     bench.queue().full = "full"
     heard: list[Exception | None] = []
@@ -189,6 +188,17 @@ service:
     assert len(bench.queue("queue").seen) == 1
 
 
+def test_a_source_that_cannot_resend_is_refused_by_a_memory_limiter_only(bench: Bench) -> None:
+    """A scraper's data is lost when it is refused: a full queue costs its own exporter the batch and nobody else."""
+    bench.service(QUEUES)
+    bench.queue("queue").full = "queue is full"
+    bench.source().consumer.consume(batch(), Ack(can_resend=False))
+    assert len(bench.queue("queue/b").seen) == 1
+    bench.gate().full = "memory"
+    with pytest.raises(RefusedError, match="memory"):
+        bench.source().consumer.consume(batch(), Ack(can_resend=False))
+
+
 def test_a_defect_while_asking_is_a_refusal(bench: Bench) -> None:
     """The source gets the error that it knows how to handle, and nothing was changed."""
     bench.service(QUEUES)
@@ -224,8 +234,6 @@ def test_the_ack_waits_for_every_share_of_a_fan_out(bench: Bench) -> None:
 
 def test_the_source_hears_the_first_error(bench: Bench) -> None:
     """Later errors and successes of other shares do not hide it."""
-    from gpulens.pipeline.ack import Ack
-
     bench.service(CROSS)
     bench.tap("tap").keeps = True
     heard: list[Exception | None] = []
