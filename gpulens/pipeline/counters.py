@@ -16,6 +16,8 @@ from gpulens.pipeline.data import Value
 K = TypeVar("K", bound=Hashable)
 
 RESET_GAP_NS = 1_000_000
+CLOCK_STEP_NS = 60 * 10**9
+"""A point that is older than the last one by more than this is no late point: the clock was set back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,10 @@ class CounterStarts(Generic[K]):
             self._states[key] = _State(raw, source, point, raw)
             return point
         last = state.point
+        if time_ns < last.time_ns - CLOCK_STEP_NS:
+            # The clock was set back: waiting for the old time would drop every point for as long as the step.
+            self.forget(key)
+            return self.observe(key, raw, time_ns, start_ns, source)
         if time_ns <= last.time_ns:
             return None
         restarted = start_ns is not None and last.time_ns < start_ns <= time_ns

@@ -215,3 +215,13 @@ def test_a_known_start_after_the_last_point_is_a_reset_even_when_the_total_is_hi
     point = starts.observe("k", 150, 30 * 10**9, start_ns=20 * 10**9)
     assert point is not None
     assert (point.value, point.start_ns, point.since_first) == (150, 10 * 10**9 + 1_000_000, 150)
+
+
+def test_a_clock_that_is_set_back_begins_a_new_start() -> None:
+    """Points of the past are refused while they can be late ones; beyond a minute the clock was set."""
+    starts: CounterStarts[str] = CounterStarts()
+    starts.observe("k", 100, 10**18)
+    assert starts.observe("k", 101, 10**18 - 59 * 10**9) is None
+    point = starts.observe("k", 102, 10**18 - 61 * 10**9)
+    assert point is not None
+    assert (point.value, point.start_ns, point.start_known) == (102, 10**18 - 61 * 10**9, False)

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 from gpulens.pipeline.ack import Ack
 from gpulens.pipeline.component import Host, Metrics, Settings
+from gpulens.pipeline.counters import CLOCK_STEP_NS
 from gpulens.pipeline.data import Batch, Layout, bitmap_slots
 from gpulens.pipeline.grid import NS, Grid, Watermark
 from gpulens.pipeline.lru import BytesLRU
@@ -26,9 +27,8 @@ from gpulens.processors.attribution.ownership import Verdict
 from gpulens.processors.attribution.plan import Plan
 from gpulens.processors.attribution.report import Reporter
 
-PLAN_BYTES = 300
-"""Rough cost of a series in a plan or a mapping (objects, tuples, dictionary entries), measured on a 5,000-series
-layout."""
+PLAN_BYTES = 2000
+"""Rough cost of a series in a plan or a mapping with the layout that it keeps alive, measured on 8 GPUs."""
 
 SWEEP_NS = 300 * NS
 """Event time between two sweeps of the caches; a multiple of any sensible grid."""
@@ -89,15 +89,21 @@ class AttributionProcessor:
     def __init__(self, settings: Settings, config: AttributionConfig, consumer: Metrics) -> None:
         self._settings = settings
         self._consumer = consumer
-        self._nodes = Nodes(config)
-        self._watermark = Watermark(round(config.lateness * NS))
-        self._grid = Grid(round(config.grid * NS))
+        self._config = config
+        self._begin()
         self._reporter = Reporter(str(settings.id))
         self._plans: AgingCache[Layout, Plan] = AgingCache("attribution_plans", 32 << 20, _plan_cost)
         self._mappings: AgingCache[tuple[Layout, View], Mapped] = AgingCache(
             "attribution_mappings", 64 << 20, lambda key, _: PLAN_BYTES * (key[0].size + 1)
         )
+
+    def _begin(self) -> None:
+        """Knows nothing yet."""
+        self._nodes = Nodes(self._config)
+        self._watermark = Watermark(round(self._config.lateness * NS))
+        self._grid = Grid(round(self._config.grid * NS))
         self._held: dict[str, deque[_Held]] = {}
+        self._told_ns: dict[str, int] = {}
         self._late_seen = 0
 
     async def start(self, host: Host) -> None:
@@ -110,11 +116,11 @@ class AttributionProcessor:
 
     async def shutdown(self) -> None:
         """Lets go of what waits: undecided readings go out without an owner."""
-        while self._held:
-            self._release_first()
+        self._release_all()
 
     def consume(self, batch: Batch, ack: Ack) -> None:
         """Learns what the batch says, then passes on everything that can be decided."""
+        self._watch_clock(batch)
         plan = self._plan(batch.layout)
         self._nodes.learn(plan, batch)
         self._count_late()
@@ -135,6 +141,19 @@ class AttributionProcessor:
     def load_state(self, version: int, saved: bytes) -> bool:
         """Takes a saved state up before the first batch; False when it can't be used."""
         return version == state.VERSION and not self._nodes.all() and state.load(self._nodes, saved)
+
+    def _watch_clock(self, batch: Batch) -> None:
+        """Begins anew when a stream's own clock was set back: what was learned lies in its future, and waiting for it
+        would freeze every decision for as long as the step."""
+        now_ns = batch.latest_ns()
+        if not batch.complete or not now_ns:
+            return
+        if now_ns < self._told_ns.get(batch.stream, 0) - CLOCK_STEP_NS:
+            self._settings.log.warning("Clock went back. Learning owners anew.", stream=batch.stream)
+            self._settings.telemetry.count("gpulens_attribution_clock_steps", processor=str(self._settings.id))
+            self._release_all()
+            self._begin()
+        self._told_ns[batch.stream] = now_ns
 
     # --- what waits
 
@@ -181,6 +200,11 @@ class AttributionProcessor:
         self._pop(stream)
         self._emit(held, verdicts)
         return True
+
+    def _release_all(self) -> None:
+        """Passes on all that waits, as it stands."""
+        while self._held:
+            self._release_first()
 
     def _release_first(self) -> None:
         """Passes the oldest waiting batch on as it stands."""

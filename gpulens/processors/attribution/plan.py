@@ -97,7 +97,8 @@ class Plan:
         return plan
 
     def _fact(self, slot: int, node: str, resource: Resource, series: Series) -> None:
-        name, device, source = series.metric.name, series.text("hw.id"), series.text("gpu.source")
+        name, device = series.metric.name, series.text("hw.id")
+        source = series.text("gpu.source").partition("/")[0]  # `dcgm/b` is one more source of the type `dcgm`
         match name:
             case "gpu.allocated":
                 origin = series.text("gpu.allocation.source")

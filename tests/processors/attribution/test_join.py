@@ -232,3 +232,17 @@ def test_foreign_partial_streams_attribute_too() -> None:
     feed(join, holders(at(20), {GPU: [pod("a")]}, complete=False, up=None, stream="otlp"))
     feed(join, holders(at(20), {OTHER: [pod("b")]}, complete=False, up=None, stream="otlp"))
     assert {(point[0], point[1]) for point in sink.points("gpu.sm.active")} == {("a", GPU), ("b", OTHER)}
+
+
+def test_a_clock_that_is_set_back_costs_a_minute_and_not_the_step() -> None:
+    """A day in the future, then back: what was learned there is let go, and owners are found again."""
+    sink = Sink()
+    join = processor(sink)
+    day = 86_400
+    for second in range(day, day + 60, 10):
+        feed(join, holders(at(second), {GPU: [pod("old")]}), activity(at(second + 5)))
+    for second in range(0, 60, 10):
+        feed(join, holders(at(second), {GPU: [pod("a")]}), activity(at(second + 5)))
+    back = [point for point in sink.points("gpu.sm.active") if point[3] < day]
+    assert [point[0] for point in back] == ["a"] * 5
+    assert sink.batches[-1].latest_ns() < at(day) * 10**9
