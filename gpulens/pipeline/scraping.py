@@ -59,6 +59,8 @@ class Scraped:
     rejected: Mapping[str, int] = field(default_factory=dict)
     problem: str = ""
     window_s: float = 0.0
+    unchanged_s: float | None = None
+    """How long the source has said the same, byte for byte; None where that means nothing."""
 
 
 class Scraper(Protocol):
@@ -103,28 +105,30 @@ def node_resource(node: str) -> Resource:
 class SignsOfLife:
     """The series with which a receiver says at each tick how its source is."""
 
-    def __init__(self, source: str, node: str, interval_s: float) -> None:
-        self._source = source
+    def __init__(self, source: str, name: str, node: str, interval_s: float) -> None:
+        self._name = name
         self._resource = node_resource(node)
         self._scope = Scope(f"gpulens/{source}")
         self._interval_s = interval_s
         self._window_s = 0.0
+        self._unchanged_s: float | None = None
         self._rejected: Counter[str] = Counter()
         self._first_ns = 0
         self._layout = self._build()
 
-    def learn(self, rejected: Mapping[str, int], window_s: float) -> None:
+    def learn(self, scraped: Scraped) -> None:
         """Takes in what a good scrape said of the source."""
-        rebuild = bool(rejected.keys() - self._rejected.keys()) or bool(self._window_s) != bool(window_s)
-        self._rejected.update(rejected)
-        self._window_s = window_s
-        if rebuild:
+        had = (bool(self._window_s), self._unchanged_s is None, len(self._rejected))
+        self._rejected.update(scraped.rejected)
+        self._window_s, self._unchanged_s = scraped.window_s, scraped.unchanged_s
+        if had != (bool(self._window_s), self._unchanged_s is None, len(self._rejected)):
             self._layout = self._build()
 
     def batch(self, up: bool, now_ns: int, stream: str, complete: bool) -> Batch:
         """The signs of life as a batch of their own."""
         self._first_ns = self._first_ns or now_ns
         window = [self._window_s] if self._window_s else []
+        window += [] if self._unchanged_s is None else [self._unchanged_s]
         rejected = (self._rejected[reason] for reason in sorted(self._rejected))
         values: list[Value] = [int(up), self._interval_s, *window, *rejected]
         return Batch.of(self._layout, values, now_ns, stream, complete, self._starts())
@@ -134,10 +138,12 @@ class SignsOfLife:
         return self._first_ns if self._rejected else 0
 
     def _build(self) -> Layout:
-        source = {"gpu.source": self._source}
+        source = {"gpu.source": self._name}
         series = [Series(metric("gpu.source.up"), source), Series(metric("gpu.source.interval"), source)]
         if self._window_s:
             series.append(Series(metric("gpu.source.window"), source))
+        if self._unchanged_s is not None:
+            series.append(Series(metric("gpu.source.unchanged"), source))
         rejected = metric("gpu.telemetry.rejected")
         series += [Series(rejected, {**source, "reason": reason}) for reason in sorted(self._rejected)]
         return Layout([Block(self._resource, self._scope, series)])
@@ -160,7 +166,9 @@ class ScrapeReceiver:
         self._scraper = scraper
         self._consumer = consumer
         self._stream = str(settings.id)
-        self._life = SignsOfLife(source, settings.node, config.collection_interval)
+        # Two receivers of one type are two sources: `dcgm` and `dcgm/b`.
+        name = f"{source}/{settings.id.name}" if settings.id.name else source
+        self._life = SignsOfLife(source, name, settings.node, config.collection_interval)
         self._keep_s = 2 * config.collection_interval if keep_s is None else keep_s
         self._task: asyncio.Task[None] | None = None
         self._last_good_s: float | None = None
@@ -200,7 +208,13 @@ class ScrapeReceiver:
         try:
             scraped = await within(settings.clock, limit_s, self._scraper.scrape(now_ns))
         except DeadlineError as error:
-            self._failed(ScrapeError(str(error), "timeout"), now_ns)
+            self._failed(
+                ScrapeError(
+                    f"{error} from {where}" if (where := getattr(self._config, "endpoint", "")) else str(error),
+                    "timeout",
+                ),
+                now_ns,
+            )
         except ScrapeError as error:
             self._failed(error, now_ns)
         except Exception as error:  # noqa: BLE001 - a scraper's defect is one failed tick, not the end of all ticks
@@ -216,9 +230,9 @@ class ScrapeReceiver:
         if scraped.problem:
             self._report(scraped.problem)
             batch = replace(batch, complete=False)
-        else:
-            settings.report(Status.OK, "")
-        self._life.learn(scraped.rejected, scraped.window_s)
+        elif settings.report(Status.OK, ""):
+            settings.log.info("Scrape recovered.")
+        self._life.learn(scraped)
         life = self._life.batch(True, now_ns, self._stream, batch.complete)
         self._emit(concatenate_on(self._join(life.layout, batch.layout), life, batch))
 
@@ -243,7 +257,7 @@ class ScrapeReceiver:
 
     def _emit(self, batch: Batch) -> None:
         try:
-            self._consumer.consume(batch, Ack())
+            self._consumer.consume(batch, Ack(can_resend=False))
         except RefusedError as error:
             self._settings.telemetry.count(
                 "otelcol_receiver_refused_metric_points",

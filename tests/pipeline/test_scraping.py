@@ -136,7 +136,7 @@ async def test_a_good_batch_is_complete_and_carries_the_signs_of_life() -> None:
     assert (resource.map, scope.name, series.map) == (
         {"k8s.node.name": "n"},
         "gpulens/fake",
-        {"gpu.source": "fake"},
+        {"gpu.source": "fake/a"},
     )
 
 

@@ -118,16 +118,12 @@ class Plan:
     new_names: bool | None
     devices: int
 
-    def fill(
-        self, page: Page, unchanged_s: float, resolve: ResolveUnit, rejected: Counter[str]
-    ) -> Sequence[Value | None]:
-        """One number (or None) a slot of `layout`; what is struck out is counted in `rejected`. `unchanged_s` is for
-        how long the page has been byte-identical."""
+    def fill(self, page: Page, resolve: ResolveUnit, rejected: Counter[str]) -> Sequence[Value | None]:
+        """One number (or None) a slot of `layout`; what is struck out is counted in `rejected`."""
         rejected.update(self.dropped)
         numbers: list[Value | None] = []
         for group in self.groups:
             numbers += group.fill(page, resolve, rejected)
-        numbers.append(unchanged_s)
         numbers += [1] * self.facts
         return self.order(numbers)
 
@@ -280,8 +276,7 @@ class Planner:
             by_unit.setdefault(candidates[0].unit, []).append((identity, candidates))
         groups = tuple(Group(unit, [candidates for _, candidates in each]) for unit, each in by_unit.items())
         flat = [identity for each in by_unit.values() for identity, _ in each]
-        unchanged = self._fact("gpu.source.unchanged", {"gpu.source": self._source})
-        layout, slots = build_layout([*flat, unchanged, *facts])
+        layout, slots = build_layout([*flat, *facts])
         return Plan(layout, groups, _permutation(slots), len(facts), drops, frozenset(unknown), new_names, devices)
 
 

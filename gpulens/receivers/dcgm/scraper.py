@@ -164,14 +164,12 @@ class DcgmScraper:
         unknown = self._announce.families(plan.unknown)
         if unknown:
             rejected[Reason.UNKNOWN_FAMILY] += unknown
-        layout, settled = self._steady.settle(
-            plan.layout, plan.fill(page, reading.unchanged_s, self._resolve, rejected)
-        )
+        layout, settled = self._steady.settle(plan.layout, plan.fill(page, self._resolve, rejected))
         values = list(settled)
         starts = self._counters.starts(layout, values, now_ns)
         batch = Batch.of(layout, values, now_ns, self._stream, start_ns=starts)
         reasons = {str(reason): count for reason, count in rejected.items()}
-        return Scraped(batch, reasons, self._problem(reading, plan), self._refresh.refresh_s)
+        return Scraped(batch, reasons, self._problem(reading, plan), self._refresh.refresh_s, reading.unchanged_s)
 
     def _plan(self, layout: PageLayout) -> Plan:
         plan = self._plans.pop(layout, None) or self._planner.plan(layout)

@@ -48,7 +48,7 @@ class Plan:
     sharing: int
     dropped: Counter[str]
 
-    def fill(self, page: Page, unchanged_s: float, rejected: Counter[str]) -> list[Value | None]:
+    def fill(self, page: Page, rejected: Counter[str]) -> list[Value | None]:
         """One number (or None) a slot of `layout`; what is struck out is counted in `rejected`."""
         rejected.update(self.dropped)
         numbers: list[Value | None] = []
@@ -58,7 +58,7 @@ class Plan:
                 rejected["out_of_range"] += 1
             numbers.append(number)
         shared = any(page.values[index] == 0 for index in self.requests)
-        numbers += [unchanged_s, *[1] * self.facts, *[int(shared)] * self.sharing]
+        numbers += [*[1] * self.facts, *[int(shared)] * self.sharing]
         return [numbers[position] for position in self.order]
 
 
@@ -131,12 +131,11 @@ class Planner:
         requests: tuple[int, ...],
         drops: Counter[str],
     ) -> Plan:
-        age = (self._node, self._scope, Series(metric("gpu.source.unchanged"), {"gpu.source": self._source}))
         sharing = [
             (self._node, self._scope, Series(metric("gpu.sharing"), {"hw.id": uuid, "gpu.sharing.mode": SHARED}))
             for uuid in unheld
         ]
-        layout, slots = build_layout([*feeds, age, *facts, *sharing])
+        layout, slots = build_layout([*feeds, *facts, *sharing])
         order = [0] * len(slots)
         for position, slot in enumerate(slots):
             order[slot] = position

@@ -51,9 +51,11 @@ class GkeScraper:
         page = reading.page
         plan = self._plan(page.layout)
         rejected = Counter({reason: page.errors[reason] for reason in LOST_LINES if reason in page.errors})
-        values = plan.fill(page, reading.unchanged_s, rejected)
+        values = plan.fill(page, rejected)
         layout, settled = self._steady.settle(plan.layout, values)
-        return Scraped(Batch.of(layout, settled, now_ns, self._stream), rejected, reading.cut, WINDOW_S)
+        return Scraped(
+            Batch.of(layout, settled, now_ns, self._stream), rejected, reading.cut, WINDOW_S, reading.unchanged_s
+        )
 
     def _plan(self, layout: PageLayout) -> Plan:
         if self._planned is None or self._planned[0] is not layout:

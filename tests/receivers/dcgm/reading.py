@@ -14,7 +14,7 @@ from gpulens.receivers.dcgm.scraper import DcgmScraper
 
 NODE = "node-1"
 START_NS = 1_800_000_000 * 10**9
-SOURCE_METRICS = {"gpu.source.unchanged"}
+SOURCE_METRICS: set[str] = set()
 FACTS = {"gpu.device.info", "gpu.info", "gpu.allocated"}
 
 
@@ -51,6 +51,7 @@ class Node:
         self.rejected: Mapping[str, int] = {}
         self.problem = ""
         self.window_s = 0.0
+        self.unchanged_s: float | None = None
         self.batch: Batch | None = None
 
     def read(self, text: str | bytes, unchanged_s: float = 0.0, step_s: float = 15.0) -> list[Row]:
@@ -60,6 +61,7 @@ class Node:
         self.now_ns += int(step_s * 1e9)
         self.rejected, self.problem, self.batch = scraped.rejected, scraped.problem, scraped.batch
         self.window_s = scraped.window_s
+        self.unchanged_s = scraped.unchanged_s
         return rows(scraped.batch)
 
 
