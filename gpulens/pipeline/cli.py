@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gpulens import __version__
@@ -26,6 +26,8 @@ Command = Callable[[argparse.Namespace, Mapping[str, str]], int]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
+    # gRPC's own library writes notes of its own to stderr, between our lines; errors reach us as exceptions.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         arguments = _parse(sys.argv[1:] if argv is None else argv)
         command: Command = arguments.command
@@ -106,10 +108,18 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
 def _load(arguments: argparse.Namespace, environ: Mapping[str, str]) -> tuple[ServiceConfig, Registry]:
     document = load(arguments.config, arguments.set, environ)
     registry = Registry()
-    config = resolve(document, registry)
-    for warning in config.warnings:
-        print(f"Warning: {warning}", file=sys.stderr)
+    try:
+        config = resolve(document, registry)
+    except ConfigError:
+        _warn(document.warnings)  # an unset variable is often the cause
+        raise
+    _warn(config.warnings)
     return config, registry
+
+
+def _warn(warnings: Iterable[object]) -> None:
+    for warning in warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
 
 
 def _service(config: ServiceConfig, registry: Registry, environ: Mapping[str, str]) -> Service:

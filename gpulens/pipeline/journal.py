@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TextIO
 
 ROOT = "gpulens"
@@ -53,19 +54,27 @@ class _Console(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, _FIELDS, {})
         text = "".join(f"\t{key}={_quote(value)}" for key, value in fields.items())
-        return (
-            f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}\t{record.levelname.lower()}\t{record.getMessage()}{text}"
-        )
+        return f"{_time(record)}\t{_level(record)}\t{record.getMessage()}{text}"
 
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         head = {
-            "ts": self.formatTime(record, "%Y-%m-%dT%H:%M:%S"),
-            "level": record.levelname.lower(),
+            "ts": _time(record),
+            "level": _level(record),
             "msg": record.getMessage(),
         }
         return json.dumps({**head, **getattr(record, _FIELDS, {})}, default=str)
+
+
+def _time(record: logging.LogRecord) -> str:
+    """The time of a record in UTC, as in 2026-01-05T09:00:00.123Z."""
+    return f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S}.{int(record.msecs):03d}Z"
+
+
+def _level(record: logging.LogRecord) -> str:
+    """The level in the words of the configuration."""
+    return {"WARNING": "warn"}.get(record.levelname, record.levelname.lower())
 
 
 def _quote(value: Field) -> str:

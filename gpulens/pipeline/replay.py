@@ -7,6 +7,7 @@ has the same bytes.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from gpulens.config.ids import ComponentID, Kind, PipelineID, Signal
 from gpulens.config.nodes import Position
@@ -32,6 +33,8 @@ def replay_config(
         raise StartError(f"say with --pipeline whose processors to replay: {', '.join(candidates)}")
     body = candidates[pipeline] if pipeline else next(iter(candidates.values()))
     components = {key: entry for key, entry in config.components.items() if key[0] is Kind.PROCESSORS}
+    if Path(source).exists() and Path(target).exists() and Path(source).samefile(target):
+        raise StartError(f"{target} is the recording itself: name another file with --output, or it would be emptied")
     at = Position("replay", 0, 0)
     for kind, component_id, block in (
         (Kind.RECEIVERS, SOURCE, {"include": [source], "on_end": "stop"}),

@@ -60,7 +60,7 @@ class Device:
     model: str = ""
     profile: str = ""
     name: str = ""
-    owners: set[str] = field(default_factory=set)
+    owners: set[tuple[str, str]] = field(default_factory=set)
     reason: str = ""
     values: dict[str, Value] = field(default_factory=dict)
 
@@ -86,14 +86,14 @@ def devices(ledger: Ledger) -> list[Device]:
         device.name = series.text("hw.name") or device.name
         name = series.metric.name
         if name == "gpu.allocated" and value == 1:
-            device.owners.add(f"{resource.text('k8s.namespace.name')}/{resource.text('k8s.pod.name')}")
+            device.owners.add((resource.text("k8s.namespace.name"), resource.text("k8s.pod.name")))
         elif name == "gpu.attribution":
             device.reason = series.text("gpu.attribution.reason")
         elif name in _SHOWN and scope == "gpulens/dcgm" and series.text("hw.gpu.task") in ("", _SHOWN[name]):
             device.values[name] = value
     in_mig = {device.parent for device in found.values() if device.parent}
     shown = [device for device in found.values() if device.values and device.hw_id not in in_mig]
-    return sorted(shown, key=lambda device: (device.name, device.hw_id))
+    return sorted(shown, key=lambda device: (device.name, device.profile, device.hw_id))
 
 
 def _samples(page: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
@@ -103,16 +103,12 @@ def _samples(page: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
 
 
 def exporter_view(page: str) -> dict[tuple[str, str], str]:
-    """(GPU UUID, GPU instance id or "") -> what Prometheus holds of a default dcgm-exporter: pod and GPU_UTIL."""
-    found: dict[tuple[str, str], str] = {}
-    for name, labels, value in _samples(page):
-        key = (labels.get("UUID", ""), labels.get("GPU_I_ID", ""))
-        pod = labels.get("pod", "(no pod)")
-        if name == "DCGM_FI_DEV_GPU_UTIL":
-            found[key] = f"{pod} {value:3.0f} %"
-        elif name.startswith("DCGM_FI_"):
-            found.setdefault(key, f"{pod}   -  ")
-    return found
+    """(GPU UUID, GPU instance id or "") -> the pod on its series, as Prometheus holds a default dcgm-exporter's."""
+    return {
+        (labels.get("UUID", ""), labels.get("GPU_I_ID", "")): labels.get("pod", "(no pod)")
+        for name, labels, _ in _samples(page)
+        if name.startswith("DCGM_FI_")
+    }
 
 
 def gke_view(page: str) -> dict[str, str]:
@@ -137,24 +133,24 @@ def _ratio(value: Value | None) -> str:
 
 
 def _owner(device: Device) -> str:
-    if device.owners:
-        return ", ".join(sorted(device.owners))
-    return f"({device.reason or 'unknown'})"
+    if not device.owners:
+        return f"({device.reason or 'unknown'})"
+    # The namespace once where all owners share it: a table fits a terminal.
+    namespaces = {namespace for namespace, _ in device.owners}
+    pods = [pod if len(namespaces) == 1 else f"{namespace}/{pod}" for namespace, pod in sorted(device.owners)]
+    return (f"{next(iter(namespaces))}/" if len(namespaces) == 1 else "") + ", ".join(pods)
 
 
 def table(ledger: Ledger, exporter_page: str, gke_page: str, names: Mapping[str, tuple[str, str]]) -> str:
     """The comparison as text. `names` maps a device's id to (GPU UUID, GPU instance id or "")."""
     by_exporter, by_gke = exporter_view(exporter_page), gke_view(gke_page)
-    rows = [
-        ("GPU", "default dcgm-exporter", "GKE's collector", "gpulens: the owner", "resident", "SM active", "memory")
-    ]
+    rows = [("GPU", "dcgm-exporter", "GKE's collector", "gpulens: the owner", "resident", "SM active", "memory")]
     for device in devices(ledger):
         uuid, instance = names.get(device.hw_id, (device.hw_id, ""))
         memory = device.values.get("hw.gpu.memory.usage")
-        label = f"{device.name} {_short(device.model)}"
         rows.append(
             (
-                f"{label} {device.profile}".strip(),
+                f"{device.name.removeprefix('nvidia')} {_short(device.model)} {device.profile}".strip(),
                 by_exporter.get((uuid, instance), "-"),
                 by_gke.get(uuid, "-") if not instance else "-",
                 _owner(device),

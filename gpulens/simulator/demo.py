@@ -26,9 +26,12 @@ from gpulens.simulator.server import Simulator, serve
 from gpulens.simulator.world import World
 
 READING = (
-    "Left: a default dcgm-exporter gives every GPU to itself. Middle: GKE's collector knows the pod, but its\n"
-    "duty cycle only says that a kernel was resident. Right: the pod, and the share of the chip that works."
+    "dcgm-exporter by default gives every GPU to itself; GKE's collector knows the pod, but its duty cycle only says\n"
+    "that a kernel was resident (- where it says nothing, as under MIG). gpulens has the pod, and with SM active the\n"
+    "share of the chip that works. MIG owners are known here because the simulated node tells its device inventory."
 )
+TABLE_EVERY_S = 20.0
+"""Real seconds between two tables of a demo that runs until it is stopped."""
 
 
 async def demo(duration: str, listen: str, world: str, scale: float, record: str, out: TextIO) -> None:
@@ -55,13 +58,16 @@ async def demo(duration: str, listen: str, world: str, scale: float, record: str
             await service.start()
             try:
                 print(
-                    f"A simulated node, {scale:g} times as fast as real; http://{listen}/metrics is served now.",
+                    f"A simulated node, {scale:g} times as fast as real; http://{listen}/metrics is served now. "
+                    f"A table comes {'after' if seconds else 'every'} {seconds or TABLE_EVERY_S:g} s.",
                     file=out,
                     flush=True,
                 )
-                await _until(service, seconds)
-                print(_table(ledger, node, clock.now_ns() / 1e9), file=out)
-                print(READING, file=out, flush=True)
+                while await _runs_on(service, seconds or TABLE_EVERY_S):
+                    print(_table(ledger, node, clock.now_ns() / 1e9), file=out)
+                    print(READING, file=out, flush=True)
+                    if seconds:
+                        break
             finally:
                 await service.shutdown()
 
@@ -93,15 +99,17 @@ def _service(
     return Service(config, world.spec.node, registry, clock)
 
 
-async def _until(service: Service, seconds: float) -> None:
+async def _runs_on(service: Service, seconds: float) -> bool:
+    """Waits; False when the service was asked to end meanwhile."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.stop, signal.Signals(number).name)
     try:
-        async with asyncio.timeout(seconds or None):
+        async with asyncio.timeout(seconds):
             await service.wait()
     except TimeoutError:
-        pass
+        return True
+    return False
 
 
 def _table(ledger: Ledger, world: World, now_s: float) -> str:

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from gpulens.config import load, resolve
 from gpulens.config.ids import Kind, PipelineID, Signal
 from gpulens.pipeline.cli import main
 from gpulens.pipeline.data import Batch, Block, Layout, Metric, Resource, Scope, Series
 from gpulens.pipeline.errors import StartError
+from gpulens.pipeline.registry import Registry
 from gpulens.pipeline.replay import SINK, SOURCE, replay_config
 from tests.pipeline.parts import Bench
 
@@ -153,3 +155,15 @@ def test_an_ambiguous_replay_exits_with_one(tmp_path: Path, capsys: pytest.Captu
     assert main(["replay", "--config", str(config), "--input", "in", "--output", str(output)]) == 1
     assert "say with --pipeline" in capsys.readouterr().err
     assert not output.exists()
+
+
+def test_a_recording_is_never_its_own_output(tmp_path: Path) -> None:
+    """Also through a link: the file would be emptied before it is read."""
+    recording = tmp_path / "raw.jsonl"
+    recording.write_text("{}\n")
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(recording)
+    config = resolve(load(["preset:demo"], [], {}), Registry())
+    with pytest.raises(StartError, match="is the recording itself"):
+        replay_config(config, Registry(), str(recording), str(link))
+    assert recording.read_text() == "{}\n"

@@ -17,6 +17,13 @@ OWNERS = {"train-llm-0", "notebook-anna-0", "spin-eval-7f9c", "embed-0", "serve-
 AGENT = "{namespace: monitoring, pod: gpulens-x7k2p, container: gpulens}"
 """What service discovery in a cluster says of the scraped target: the agent's own pod."""
 
+EXCLUSIVE = (
+    "hw_power_watts * on(gpu_uuid) group_left(namespace, pod, container) "
+    "((gpu_allocated == 1) unless on(gpu_uuid) (gpu_allocation_replicas > 1))"
+)
+SHARED = "(gpu_allocated == 1) * on(gpu_uuid) group_left() hw_power_watts"
+"""The joins that the processor's README gives."""
+
 
 @pytest.fixture
 def page(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[str]:
@@ -64,7 +71,8 @@ def test_a_real_prometheus_answers_by_pod(
         server = f"http://127.0.0.1:{port}"
         active = eventually(lambda: _complete(query(server, "sum by (pod) (gpu_sm_active_ratio)")), log)
         resident = query(server, 'sum by (pod) (hw_gpu_utilization_ratio{hw_gpu_task="general",pod!=""})')
-        joined = query(server, 'hw_power_watts * on(gpu_uuid) group_left(pod) (gpu_allocated{pod="train-llm-0"} == 1)')
+        joined = query(server, EXCLUSIVE)
+        shared = query(server, SHARED)
     assert active["notebook-anna-0"] == 0
     assert active["spin-eval-7f9c"] < 0.2
     assert resident["spin-eval-7f9c"] > 0.9
@@ -72,6 +80,8 @@ def test_a_real_prometheus_answers_by_pod(
     assert not any("exporter" in pod or "gpulens" in pod for pod in active)
     assert active[""] > 0
     assert joined["train-llm-0"] > 100
+    assert "chat-a" not in joined
+    assert shared["chat-a"] == shared["chat-b"] > 0
 
 
 def _complete(answer: dict[str, float]) -> dict[str, float] | None:
