@@ -12,10 +12,12 @@ import traceback
 from collections import Counter
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, TypeVar
 
-from pydantic import model_validator
+from pydantic import field_validator
 
+from gpulens.config.durations import format_duration
+from gpulens.config.ranges import positive, require
 from gpulens.config.types import ComponentConfig, Duration
 from gpulens.pipeline.ack import Ack
 from gpulens.pipeline.catalogue import metric
@@ -27,6 +29,8 @@ from gpulens.pipeline.status import Status
 
 T = TypeVar("T")
 
+SERVICE_NAME = "gpulens"
+
 
 class ScrapeConfig(ComponentConfig):
     """What every scraping receiver's block has. Names and meaning are the Collector's scraperhelper's, but for a
@@ -36,13 +40,17 @@ class ScrapeConfig(ComponentConfig):
     initial_delay: Duration = 1.0
     timeout: Duration = 0.0
 
-    @model_validator(mode="after")
-    def _positive_times(self) -> Self:
-        if self.collection_interval <= 0:
-            raise ValueError("'collection_interval' must be positive")
-        if self.timeout < 0:
-            raise ValueError("'timeout' must not be negative")
-        return self
+    _check_interval = field_validator("collection_interval")(positive)
+    _check_timeout = field_validator("timeout")(require(lambda value: value >= 0, "'{key}' must not be negative"))
+
+    def doubts(self) -> tuple[str, ...]:
+        if self.timeout <= self.collection_interval:
+            return ()
+        timeout, interval = format_duration(self.timeout), format_duration(self.collection_interval)
+        return (
+            f"'timeout' ({timeout}) is longer than 'collection_interval' ({interval}): while the source does not "
+            "answer, ticks are skipped",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +106,9 @@ async def within(clock: Clock, seconds: float, work: Awaitable[T]) -> T:
 
 
 def node_resource(node: str) -> Resource:
-    """The resource of readings without an owner: the node."""
-    return Resource({"k8s.node.name": node} if node else {})
+    """The resource of readings without an owner: the node, and this agent as the one who tells."""
+    named = {"k8s.node.name": node, "service.instance.id": node} if node else {}
+    return Resource({**named, "service.name": SERVICE_NAME})
 
 
 class SignsOfLife:

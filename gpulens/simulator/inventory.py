@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpulens.pipeline.catalogue import metric
-from gpulens.pipeline.data import AttributeValue, Batch, Identity, Resource, Scope, Series, build_layout
+from gpulens.pipeline.data import AttributeValue, Batch, Identity, Scope, Series, build_layout
 from gpulens.pipeline.otlp import record_request
 from gpulens.pipeline.otlp_json import encode_json
+from gpulens.pipeline.scraping import node_resource
 from gpulens.simulator.world import World
 
 STREAM = "simulator/inventory"
@@ -30,7 +31,7 @@ def write_inventory(world: World, path: Path) -> None:
 
 
 def _rows(world: World) -> Iterator[Identity]:
-    resource, scope = Resource({"k8s.node.name": world.spec.node}), Scope("gpulens/simulator")
+    resource, scope = node_resource(world.spec.node), Scope("gpulens/simulator")
     info = metric("gpu.device.info")
     for device in world.devices():
         board: dict[str, AttributeValue] = {

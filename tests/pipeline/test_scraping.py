@@ -134,7 +134,7 @@ async def test_a_good_batch_is_complete_and_carries_the_signs_of_life() -> None:
     assert (batch.stream, batch.complete) == ("fake/a", True)
     resource, scope, series = next(iter(batch.layout.identities()))
     assert (resource.map, scope.name, series.map) == (
-        {"k8s.node.name": "n"},
+        {"k8s.node.name": "n", "service.name": "gpulens", "service.instance.id": "n"},
         "gpulens/fake",
         {"gpu.source": "fake/a"},
     )

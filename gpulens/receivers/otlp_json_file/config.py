@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from gpulens.config.types import ComponentConfig, Duration, StringList
 
@@ -24,10 +24,16 @@ class OtlpJsonFileConfig(ComponentConfig):
     ] = "keep"
     poll_interval: Annotated[Duration, Field(gt=0, description="Time between two looks for new lines and files.")] = 0.2
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not self.include or "" in self.include:
+    @field_validator("include")
+    @classmethod
+    def _names_files(cls, include: tuple[str, ...]) -> tuple[str, ...]:
+        if not include or "" in include:
             raise ValueError("'include' must name at least one file")
-        if self.on_end == "stop" and self.start_at == "end":
+        return include
+
+    @field_validator("on_end")
+    @classmethod
+    def _reads_something(cls, on_end: str, info: ValidationInfo) -> str:
+        if on_end == "stop" and info.data.get("start_at") == "end":
             raise ValueError("'on_end: stop' with 'start_at: end' would read nothing")
-        return self
+        return on_end

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
+from gpulens.config.ranges import NON_NEGATIVE
 from gpulens.config.types import Duration, StringList
 from gpulens.pipeline.scraping import ScrapeConfig
 
@@ -20,10 +21,11 @@ class PodResourcesConfig(ScrapeConfig):
     endpoint: Annotated[str, Field(description="The kubelet's socket. Mount its directory, not the socket file.")] = (
         "unix:///var/lib/kubelet/pod-resources/kubelet.sock"
     )
-    collection_interval: Annotated[Duration, Field(gt=0, description="Time between two scrapes.")] = 10.0
+    collection_interval: Annotated[Duration, Field(description="Time between two scrapes.")] = 10.0
     timeout: Annotated[Duration, Field(description="How long a scrape may take; 0 is one interval.")] = 5.0
     reuse: Annotated[
         Duration,
+        NON_NEGATIVE,
         Field(description="How long the last allocations stay in force while the kubelet does not answer."),
     ] = 60.0
     resource_names: Annotated[
@@ -42,14 +44,19 @@ class PodResourcesConfig(ScrapeConfig):
     @property
     def socket_path(self) -> str:
         """The socket's path on this machine."""
-        path = self.endpoint.removeprefix(_UNIX)
-        return path.removeprefix("//") if path.startswith("///") else path
+        return _socket_path(self.endpoint)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not self.socket_path.startswith("/"):
+    @field_validator("endpoint")
+    @classmethod
+    def _names_a_socket(cls, endpoint: str) -> str:
+        if not _socket_path(endpoint).startswith("/"):
             raise ValueError(
-                f"'endpoint' {self.endpoint!r} must name a socket by its whole path, as in"
+                f'"{endpoint}" must name a socket by its whole path, as in'
                 ' "unix:///var/lib/kubelet/pod-resources/kubelet.sock"'
             )
-        return self
+        return endpoint
+
+
+def _socket_path(endpoint: str) -> str:
+    path = endpoint.removeprefix(_UNIX)
+    return path.removeprefix("//") if path.startswith("///") else path

@@ -103,9 +103,9 @@ class LayoutBuilder:
     def _owner_block(self, owner: Owner, hw_ids: tuple[str, ...]) -> Block:
         resource = Resource(
             {
+                **node_resource(self._node).map,
                 "k8s.container.name": owner.container,
                 "k8s.namespace.name": owner.namespace,
-                "k8s.node.name": self._node,
                 "k8s.pod.name": owner.pod,
             }
         )

@@ -88,7 +88,7 @@ def test_04_h100_one_pod(pages: Path) -> None:
     assert "k8s.pod.uid" not in allocated.resource
     assert allocated.attributes["gpu.allocation.source"] == "dcgm"
     assert value(found, "hw.power", hw_id=gpu) == 113.611
-    assert all(row.resource == {"k8s.node.name": "node-1"} for row in readings(found))
+    assert all(row.resource == node_resource("node-1").map for row in readings(found))
     assert {row.attributes["gpu.pci.address"] for row in find(found, "gpu.info")} >= {"0000:53:00.0", "0000:ca:00.0"}
     assert node.rejected == {}
 

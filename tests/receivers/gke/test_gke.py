@@ -11,7 +11,7 @@ from gpulens.pipeline.clock import VirtualClock
 from gpulens.pipeline.data import Value
 from gpulens.pipeline.exposition import PageParser
 from gpulens.pipeline.scrape_client import Body, PageReader, Reading
-from gpulens.pipeline.scraping import Scraped, ScrapeReceiver
+from gpulens.pipeline.scraping import Scraped, ScrapeReceiver, node_resource
 from gpulens.pipeline.status import Status
 from gpulens.receivers.gke import FACTORY
 from gpulens.receivers.gke.config import GkeConfig
@@ -87,7 +87,7 @@ def test_the_captured_page(shared_dir: Path) -> None:
     for resource, scope, series in scraped.batch.layout.identities():
         assert scope.name == "gpulens/gke"
         if series.metric.name in readings:
-            assert resource.map == {"k8s.node.name": "node-1"}
+            assert resource.map == node_resource("node-1").map
             assert series.map["hw.model"] == "NVIDIA L4"
     assert scraped.rejected == {}
     # both devices are held whole, so the container with 0 devices shares none of them

@@ -65,6 +65,8 @@ async def test_every_scrape_says_who_holds_what(kubelet: FakeKubelet) -> None:
     owner = batch.layout.blocks[-1]
     assert owner.resource.map == {
         "k8s.node.name": "node-a",
+        "service.name": "gpulens",
+        "service.instance.id": "node-a",
         "k8s.namespace.name": "ml",
         "k8s.pod.name": "train",
         "k8s.container.name": "main",
@@ -320,7 +322,7 @@ def test_the_missing_mount_is_named(tmp_path: Path) -> None:
     [
         ({"endpoint": "unix:kubelet.sock"}, "whole path"),
         ({"endpoint": "http://localhost:1"}, "whole path"),
-        ({"collection_interval": "0s"}, "greater than 0"),
+        ({"collection_interval": "0s"}, "'collection_interval' must be positive"),
         ({"max_message_size_mib": 0}, "greater than or equal to 1"),
         ({"sharing_mode": "mig"}, "time_slicing"),
     ],
