@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulens.pipeline.scraping import node_resource
 from tests.receivers.dcgm.reading import Node, Row, find, owners, readings, value
 
 MIB = 2**20
