@@ -102,25 +102,33 @@ class _Hashed:
         return self._hash == other._hash and self._key() == other._key()
 
 
-class Resource(_Hashed):
-    """Who the readings are about: the owner's pod, or the node."""
+class _Attributed(_Hashed):
+    """Something that attributes describe. They are kept as one tuple: a dictionary beside it would double a series."""
 
-    def __init__(self, attrs: Mapping[str, AttributeValue] | Attributes = (), schema_url: str = "") -> None:
-        self.attributes: Attributes = attributes(attrs)
-        self.schema_url = schema_url
+    attributes: Attributes
 
-    def _key(self) -> tuple[object, ...]:
-        return (_exact(self.attributes), self.schema_url)
-
-    @cached_property
+    @property
     def map(self) -> dict[str, AttributeValue]:
-        """The attributes as a dictionary; not to be changed."""
+        """The attributes as a dictionary, made anew."""
         return dict(self.attributes)
 
     def text(self, key: str) -> str:
         """The attribute as text, empty where it is missing or no text."""
-        value = self.map.get(key)
-        return value if isinstance(value, str) else ""
+        for name, value in self.attributes:
+            if name == key:
+                return value if isinstance(value, str) else ""
+        return ""
+
+
+class Resource(_Attributed):
+    """Who the readings are about: the owner's pod, or the node."""
+
+    def __init__(self, attrs: Mapping[str, AttributeValue] | Attributes = (), schema_url: str = "") -> None:
+        self.attributes = attributes(attrs)
+        self.schema_url = schema_url
+
+    def _key(self) -> tuple[object, ...]:
+        return (_exact(self.attributes), self.schema_url)
 
     def __repr__(self) -> str:
         return f"Resource({self.map!r})"
@@ -148,26 +156,16 @@ class Scope(_Hashed):
         return f"Scope({self.name!r})"
 
 
-class Series(_Hashed):
+class Series(_Attributed):
     """One time series within a block: the metric and its attributes. With the block's resource and scope it is the
     whole identity; keeping those on the block lets one `Series` object serve every owner it moves between."""
 
     def __init__(self, metric: Metric, attrs: Mapping[str, AttributeValue] | Attributes = ()) -> None:
         self.metric = metric
-        self.attributes: Attributes = attributes(attrs)
+        self.attributes = attributes(attrs)
 
     def _key(self) -> tuple[object, ...]:
         return (self.metric, _exact(self.attributes))
-
-    @cached_property
-    def map(self) -> dict[str, AttributeValue]:
-        """The attributes as a dictionary; not to be changed."""
-        return dict(self.attributes)
-
-    def text(self, key: str) -> str:
-        """The attribute as text, empty where it is missing or no text."""
-        value = self.map.get(key)
-        return value if isinstance(value, str) else ""
 
     def __repr__(self) -> str:
         return f"Series({self.metric.name}{self.map!r})"
