@@ -11,7 +11,7 @@ types beforehand.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar, get_args
 
@@ -27,10 +27,12 @@ from gpulens.config.nodes import (
     Node,
     Position,
     Scalar,
+    because,
     is_null,
     type_name,
 )
 from gpulens.config.suggest import closest
+from gpulens.config.types import OPTIONAL, SWITCH, Block
 from gpulens.pipeline.errors import Problem
 
 M = TypeVar("M", bound=BaseModel)
@@ -53,18 +55,29 @@ _EXPECTED: Final = {
 _TEXT_WANTED: Final = ("string_type", "literal_error", "enum", "tuple_type", "list_type")
 _INTEGER_WANTED: Final = ("int_type", "int_from_float")
 _QUOTED = re.compile(r"'([^']*)'")
+_KEY = re.compile(r"(?<!\w)(?P<quote>[`'])(?P<key>[^`':]+)(: [^`']*)?(?P=quote)")
+"""A key in a message: `key`, 'key', or with its value, 'key: value'."""
+_KEY_OF_MAP: Final = "[key]"
+"""The end of pydantic's location when a free key itself is wrong."""
 
 
 class Report:
-    """Collects problems; given back in document order: by source, then by line and column."""
+    """Collects problems and warnings; given back in document order: by source, then by line and column."""
 
-    def __init__(self, sources: Sequence[str], problems: Sequence[Problem] = ()) -> None:
+    def __init__(
+        self, sources: Sequence[str], problems: Sequence[Problem] = (), warnings: Sequence[Problem] = ()
+    ) -> None:
         self._order = {source: index for index, source in enumerate(sources)}
         self._problems = list(problems)
+        self._warnings = list(warnings)
 
     def add(self, at: Position, path: str, message: str, suggestion: str = "") -> None:
         """Records one problem."""
         self._problems.append(Problem(at.source, at.line, at.column, path, message, suggestion))
+
+    def warn(self, at: Position, path: str, message: str) -> None:
+        """Records something that is valid and probably not meant."""
+        self._warnings.append(Problem(at.source, at.line, at.column, path, message))
 
     def unknown_keys(self, block: MapNode, path: str, allowed: Sequence[str]) -> None:
         """Records every key that is not allowed."""
@@ -74,8 +87,15 @@ class Report:
 
     def problems(self) -> tuple[Problem, ...]:
         """All of them, in document order, without repetitions."""
+        return self._sorted(self._problems)
+
+    def warnings(self) -> tuple[Problem, ...]:
+        """All of them, in the same order."""
+        return self._sorted(self._warnings)
+
+    def _sorted(self, found: Sequence[Problem]) -> tuple[Problem, ...]:
         last = len(self._order)
-        unique = dict.fromkeys(self._problems)
+        unique = dict.fromkeys(found)
         return tuple(sorted(unique, key=lambda p: (self._order.get(p.source, last), p.source, p.line, p.column)))
 
 
@@ -91,28 +111,53 @@ def expected_map(report: Report, entry: Entry, path: str) -> MapNode | None:
     if is_null(entry.node):
         return MapNode({}, entry.key_at)
     if not isinstance(entry.node, Broken):
-        report.add(entry.at, path, _wrong_type("map[string]interface {}", entry.node))
+        report.add(entry.at, path, _wrong_type("map[string]interface {}", entry.node) + because(entry.node))
     return None
 
 
 def decode(entry: Entry, path: str, model: type[M], report: Report) -> M | None:
-    """The typed configuration of one block; None when it has problems, which are then in `report`."""
+    """The typed configuration of one block; None when it has problems, which are then in `report`.
+
+    Unknown keys are taken out before the model decides on the rest, so that they hide no rule that relates two keys.
+    """
     block = expected_map(report, entry, path)
     if block is None:
         return None
     root = Entry(entry.key_at, block)
     data = _plain(block)
     repaired: set[Location] = set()
-    while True:
+    complete = True
+    config: M | None = None
+    while config is None:
         try:
-            return model.model_validate(data)
+            config = model.model_validate(data)
         except ValidationError as error:
             errors = error.errors(include_url=False, include_input=False)
-        if not _repair(errors, root, data, repaired):
-            break
-    for details in errors:
-        _describe(details, root, path, model, report)
-    return None
+            unknown = [details for details in errors if details["type"] == "extra_forbidden"]
+            if not unknown and _repair(errors, root, data, repaired):
+                continue
+            for details in unknown or errors:
+                _describe(details, root, path, model, report)
+            if not unknown:
+                return None
+            complete = False
+            for details in unknown:
+                _remove(data, _locate(root, details["loc"]).steps)
+    for at, where, doubt in _doubts(config, root, path):
+        report.warn(at, where, doubt)
+    return config if complete else None
+
+
+def _doubts(config: BaseModel, entry: Entry, path: str) -> Iterator[tuple[Position, str, str]]:
+    """What a block and the blocks written in it say about themselves, with place and path."""
+    if not isinstance(config, Block) or not isinstance(entry.node, MapNode):
+        return
+    for doubt in config.doubts():
+        yield _blamed(entry, doubt).at, path, doubt
+    for name, field in type(config).model_fields.items():
+        key = field.alias or name
+        if key in entry.node.entries:
+            yield from _doubts(getattr(config, name), entry.node.entries[key], join_path(path, key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +244,14 @@ def _put(data: object, steps: Location, value: str | int) -> None:
         data[last] = value
 
 
+def _remove(data: object, steps: Location) -> None:
+    *way, last = steps
+    for step in way:
+        data = _inside(data, step)
+    if isinstance(data, dict):
+        del data[last]
+
+
 def _inside(data: object, step: str | int) -> object:
     if isinstance(data, dict):
         return data[step]
@@ -207,28 +260,51 @@ def _inside(data: object, step: str | int) -> object:
 
 def _describe(details: ErrorDetails, root: Entry, path: str, model: type[BaseModel], report: Report) -> None:
     place = _locate(root, details["loc"])
-    node = place.entry.node
+    entry, node = place.entry, place.entry.node
     if isinstance(node, Broken):
         return
     around, name = place.split()
     where = join_path(path, around)
     kind, context = details["type"], details.get("ctx", {})
-    whole = join_path(where, name)
     if kind == "missing":
-        report.add(place.entry.at, whole, f"'{details['loc'][-1]}' is required")
+        key = str(details["loc"][-1])
+        # A null counts as absent: then the place found is the key's own, not that of the block around it.
+        null = isinstance(node, Scalar) and name == key
+        report.add(entry.at, where if null else join_path(where, name), f"'{key}' is required{because(node)}")
     elif kind == "extra_forbidden":
         known = _fields_at(model, place.steps[:-1])
-        report.add(place.entry.key_at, where, f"has invalid keys: {name}", closest(name, known))
-    elif isinstance(node, MapNode) and kind in ("value_error", "assertion_error", "optional_enabled"):
-        report.add(place.entry.key_at, whole, _reason(details, context))
+        report.add(entry.key_at, where, f"has invalid keys: {name}", closest(name, known))
+    elif isinstance(node, MapNode) and kind in ("value_error", "assertion_error"):
+        reason = _reason(details, context)
+        blamed = _blamed(entry, reason)
+        if blamed is entry and place.steps:  # a relation with a key beside this block
+            blamed = _blamed(_locate(root, place.steps[:-1]).entry, reason, entry)
+        report.add(blamed.at, join_path(where, name), reason + because(blamed.node))
     elif kind in _EXPECTED:
-        report.add(place.entry.at, where, f"'{name}' {_wrong_type(_EXPECTED[kind], node)}")
+        report.add(entry.at, where, f"'{name}' {_wrong_type(_EXPECTED[kind], node)}{because(node)}")
     else:
         reason = _reason(details, context)
-        named = name and re.search(rf"['`]{re.escape(name)}['`]", reason)
+        named = reason[:1] == "`" or (name and re.search(rf"['`\"]{re.escape(name)}(: [^'`]*)?['`\"]", reason))
         expected = _QUOTED.findall(str(context.get("expected", "")))
         hint = closest(node.text, expected) if isinstance(node, Scalar) else ""
-        report.add(place.entry.at, where, reason if named else f"'{name}' {reason}", hint)
+        at = entry.key_at if details["loc"][-1:] == (_KEY_OF_MAP,) else entry.at
+        report.add(at, where, (reason if named else f"'{name}' {reason}") + because(node), hint)
+
+
+def _blamed(block: Entry, reason: str, otherwise: Entry | None = None) -> Entry:
+    """The key that a text about a block is about: the first that it quotes and that is written there, or in a block in
+    it; where it quotes none, one whose variable is not set; else `otherwise`, which is the block unless given."""
+    otherwise = otherwise or block
+    if not isinstance(block.node, MapNode):
+        return otherwise
+    entries = block.node.entries
+    quoted = [match["key"] for match in _KEY.finditer(reason)]
+    nested = [entry.node.entries for entry in entries.values() if isinstance(entry.node, MapNode)]
+    for here in (entries, *nested):
+        for key in quoted:
+            if key in here:
+                return here[key]
+    return next((entry for entry in entries.values() if not quoted and because(entry.node)), otherwise)
 
 
 def _reason(details: ErrorDetails, context: Mapping[str, object]) -> str:
@@ -242,11 +318,13 @@ def _wrong_type(expected: str, node: Node) -> str:
 
 def _fields_at(model: type[BaseModel], steps: Location) -> list[str]:
     """The keys that the block at these steps may have."""
+    extra: list[str] = []
     for step in steps:
         fields = {field.alias or name: field for name, field in model.model_fields.items()}
         if isinstance(step, str) and step in fields:
             model = _model_in(fields[step].annotation) or model
-    return [field.alias or name for name, field in model.model_fields.items()]
+            extra = [SWITCH] if OPTIONAL in fields[step].metadata else []
+    return [*(field.alias or name for name, field in model.model_fields.items()), *extra]
 
 
 def _model_in(annotation: object) -> type[BaseModel] | None:

@@ -22,13 +22,13 @@ class Document:
     """A configuration before it is typed.
 
     `problems` are those that left a tree to go on with (a duplicate key, a reference that failed); `resolve`
-    raises them together with its own, so that a user sees all in one go. `sources` are the names in problems,
-    in the order given.
+    raises them together with its own, so that a user sees all in one go. `warnings` are what is valid and probably
+    not meant. `sources` are the names in both, in the order given.
     """
 
     root: MapNode
     sources: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Problem, ...] = ()
     problems: tuple[Problem, ...] = ()
 
 
@@ -50,7 +50,7 @@ class _Loader:
         self._environ = environ
         self._root: MapNode | None = None
         self._sources: list[str] = []
-        self._unset: list[str] = []
+        self._unset: dict[str, Position] = {}
         self._problems: list[Problem] = []
         self._unreadable = False
 
@@ -63,7 +63,7 @@ class _Loader:
             self._fail(Problem(name, error.line, error.column, "", str(error), error.suggestion))
             return
         if found.unset:
-            self._unset.append(found.unset)
+            self._unset.setdefault(found.unset, Position(name))
         node, problems = parse(found.text or "", in_file(name))
         self._problems += problems
         self._add(node, Position(name, 1, 1))
@@ -97,8 +97,10 @@ class _Loader:
         expander = Expander(lambda uri: retrieve(uri, self._environ, "env"))
         expanded = expander.expand(root)
         assert isinstance(expanded, MapNode)
-        unset = dict.fromkeys([*self._unset, *expander.unset])
-        warnings = (f'Configuration references unset environment variable "{name}"' for name in unset)
+        warnings = (
+            Problem(at.source, at.line, at.column, "", f'Configuration references unset environment variable "{name}"')
+            for name, at in {**expander.unset, **self._unset}.items()
+        )
         return Document(expanded, tuple(self._sources), tuple(warnings), (*self._problems, *expander.problems))
 
     def _add(self, node: Node | None, start: Position) -> None:

@@ -79,9 +79,11 @@ class Expander:
     def __init__(self, retrieve: Retrieve) -> None:
         self._retrieve = retrieve
         self._left = MAX_EXPANSIONS
+        self._at = Position("")
+        self._missing: list[str] = []
         self.problems: list[Problem] = []
-        self.unset: list[str] = []
-        """Names of environment variables that were referred to and are not set, in order of first sight."""
+        self.unset: dict[str, Position] = {}
+        """Environment variables that were referred to and are not set, each with the place of its first sight."""
 
     def expand(self, node: Node, path: str = "") -> Node:
         """The tree with every reference resolved. Never raises."""
@@ -107,6 +109,17 @@ class Expander:
                 return node
 
     def _scalar(self, text: str, at: Position, depth: int) -> Node:
+        outer = self._at, self._missing
+        self._at, self._missing = at, []
+        try:
+            node = self._value(text, at, depth)
+            if isinstance(node, Scalar) and self._missing:
+                node = replace(node, unset=tuple(dict.fromkeys([*self._missing, *node.unset])))
+            return node
+        finally:
+            self._at, self._missing = outer
+
+    def _value(self, text: str, at: Position, depth: int) -> Node:
         parts = scan(text)
         if len(parts) == 1 and isinstance(parts[0], Reference):
             return self._whole(parts[0], at, depth)
@@ -131,10 +144,10 @@ class Expander:
     def _inner(self, node: Node, text: str, at: Position, depth: int) -> Node:
         if isinstance(node, Scalar):
             return Scalar(node.value, text, at, textual=True)
-        original = self._text(text, depth)
+        # The tree first: a variable that is not set is named where it stands in there.
         expanded = self._tree(node, depth)
         assert isinstance(expanded, MapNode | ListNode)
-        return replace(expanded, original=original)
+        return replace(expanded, original=self._text(text, depth))
 
     def _tree(self, node: Node, depth: int) -> Node:
         match node:
@@ -170,8 +183,9 @@ class Expander:
             shown = "".join(part if isinstance(part, str) else "${...}" for part in reference.parts)
             raise ValueError(f"the uri \"{shown}\" contains unsupported characters ('$')")
         found = self._retrieve(self._join(reference.parts, depth + 1))
-        if found.unset and found.unset not in self.unset:
-            self.unset.append(found.unset)
+        if found.unset:
+            self._missing.append(found.unset)
+            self.unset.setdefault(found.unset, self._at)
         return found
 
 

@@ -29,13 +29,15 @@ class Scalar:
     """One value and the text it was written as.
 
     `textual` says that a string field takes the text even though the value is no string: it came from a whole
-    `${...}`, or is a number with leading zeros (012), which no reader takes for twelve.
+    `${...}`, or is a number with leading zeros (012), which no reader takes for twelve. `unset` names the environment
+    variables in it that are not set.
     """
 
     value: ScalarValue
     text: str
     at: Position
     textual: bool = False
+    unset: tuple[str, ...] = ()
 
     @property
     def original(self) -> str | None:
@@ -61,9 +63,13 @@ class Entry:
 
     @property
     def at(self) -> Position:
-        """The place to name when the value is wrong: a block's is its key, a list's or a scalar's its own."""
-        empty = isinstance(self.node, MapNode) or (isinstance(self.node, Scalar) and self.node.text == "")
-        return self.key_at if empty else self.node.at
+        """The place to name when the value is wrong: its own, but the key's for a block and for a value that is not
+        there."""
+        match self.node:
+            case MapNode() | Scalar(value=None, text="", unset=()):
+                return self.key_at
+            case node:
+                return node.at
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,14 @@ Node = Scalar | ListNode | MapNode | Broken
 def is_null(node: Node) -> bool:
     """True for an explicit or implied null."""
     return isinstance(node, Scalar) and node.value is None
+
+
+def because(node: Node) -> str:
+    """What a problem with this value adds: the variables in it that are not set; empty when there are none."""
+    names = [f"${{env:{name}}}" for name in node.unset] if isinstance(node, Scalar) else []
+    if not names:
+        return ""
+    return f"; {' and '.join(names)} {'is' if len(names) == 1 else 'are'} not set"
 
 
 def type_name(node: Node) -> str:

@@ -11,7 +11,18 @@ from dataclasses import dataclass
 
 from gpulens.config.decode import Report, expected_map, join_path
 from gpulens.config.ids import ComponentID, Kind, PipelineID, Signal
-from gpulens.config.nodes import Broken, Entry, ListNode, MapNode, Node, Position, Scalar, is_null, type_name
+from gpulens.config.nodes import (
+    Broken,
+    Entry,
+    ListNode,
+    MapNode,
+    Node,
+    Position,
+    Scalar,
+    because,
+    is_null,
+    type_name,
+)
 from gpulens.config.sections import Sections
 from gpulens.config.service import ComponentLookup, PipelineConfig
 from gpulens.config.suggest import closest
@@ -82,26 +93,26 @@ def read_references(entry: Entry, path: str, report: Report) -> tuple[Reference,
     node = entry.node
     if isinstance(node, Broken) or is_null(node):
         return ()
-    items: list[tuple[str, Position]] = []
+    items: list[tuple[str, Node]] = []
     if isinstance(node, Scalar) and isinstance(node.value, str):
-        items = [(part, node.at) for part in node.value.split(",")]
+        items = [(part, node) for part in node.value.split(",")]
     elif isinstance(node, ListNode):
         items = [item for each in node.items if (item := _id_text(each, path, report))]
     else:
         message = f"expected type '[]component.ID', got unconvertible type '{type_name(node)}'"
         report.add(entry.at, path, message)
     references = []
-    for text, at in items:
+    for text, written in items:
         try:
-            references.append(Reference(ComponentID.parse(text), at))
+            references.append(Reference(ComponentID.parse(text), written.at))
         except ValueError as error:
-            report.add(at, path, str(error))
+            report.add(written.at, path, f"{error}{because(written)}")
     return tuple(references)
 
 
-def _id_text(node: Node, path: str, report: Report) -> tuple[str, Position] | None:
+def _id_text(node: Node, path: str, report: Report) -> tuple[str, Node] | None:
     if isinstance(node, Scalar):
-        return node.text, node.at
+        return node.text, node
     if not isinstance(node, Broken):
         report.add(node.at, path, f"expected type 'component.ID', got unconvertible type '{type_name(node)}'")
     return None
@@ -129,8 +140,8 @@ def _check(
     for kind in (Kind.RECEIVERS, Kind.EXPORTERS):
         entry = body.entries.get(kind)
         if entry is None or is_null(entry.node) or (isinstance(entry.node, ListNode) and not entry.node.items):
-            at = pipeline.at if entry is None else entry.key_at
-            report.add(at, path, f"must have at least one {kind.singular}")
+            at, why = (pipeline.at, "") if entry is None else (entry.key_at, because(entry.node))
+            report.add(at, path, f"must have at least one {kind.singular}{why}")
     seen = set()
     for reference in pipeline.of(Kind.PROCESSORS):
         if reference.id in seen:

@@ -13,9 +13,14 @@ from gpulens.config.connectors import check_connectors
 from gpulens.config.decode import Report, decode, expected_map
 from gpulens.config.document import Document
 from gpulens.config.ids import ComponentID, Kind
-from gpulens.config.nodes import Broken, Entry, MapNode, Position, Scalar
+from gpulens.config.nodes import Broken, Entry, MapNode, Position, Scalar, because
 from gpulens.config.pipelines import Pipelines, read_pipelines, read_references, without_positions
-from gpulens.config.rules import check_destinations, warn_of_aliases, warn_of_missing_allocations
+from gpulens.config.rules import (
+    check_destinations,
+    warn_of_aliases,
+    warn_of_missing_allocations,
+    warn_of_repetitions,
+)
 from gpulens.config.sections import Sections, read_sections
 from gpulens.config.service import ComponentEntry, ComponentLookup, ServiceConfig, TelemetryConfig
 from gpulens.pipeline.errors import ConfigError
@@ -35,7 +40,7 @@ class _Service:
 def resolve(document: Document, lookup: ComponentLookup) -> ServiceConfig:
     """The service that a document describes. Raises ConfigError with every problem, those of loading
     included."""
-    report = Report(document.sources, document.problems)
+    report = Report(document.sources, document.problems, document.warnings)
     root = document.root
     report.unknown_keys(root, "", _TOP_KEYS)
     sections = read_sections(root, lookup, report)
@@ -48,26 +53,25 @@ def resolve(document: Document, lookup: ComponentLookup) -> ServiceConfig:
     check_destinations(service.pipelines, sections, report)
     if problems := report.problems():
         raise ConfigError(problems)
-    warnings = (
-        *document.warnings,
-        *warn_of_aliases(sections),
-        *warn_of_missing_allocations(service.pipelines, sections),
-    )
+    warn_of_aliases(sections, report)
+    warn_of_repetitions(service.pipelines, report)
+    warn_of_missing_allocations(service.pipelines, sections, report)
     return ServiceConfig(
         components=_entries(sections),
         extensions=service.extensions,
         pipelines={pipeline_id: without_positions(pipeline) for pipeline_id, pipeline in service.pipelines.items()},
         telemetry=service.telemetry,
         node=service.node,
-        warnings=warnings,
+        warnings=tuple(str(warning) for warning in report.warnings()),
     )
 
 
 def _require_some(root: MapNode, sections: Sections, report: Report) -> None:
     for kind in (Kind.RECEIVERS, Kind.EXPORTERS):
         if not sections.of(kind) and kind not in sections.unreadable:
-            at = root.entries[kind].key_at if kind in root.entries else root.at
-            report.add(at, "", f"no {kind.singular} configuration specified in config")
+            entry = root.entries.get(kind, Entry(root.at, MapNode({}, root.at)))
+            message = f"no {kind.singular} configuration specified in config{because(entry.node)}"
+            report.add(entry.key_at, "", message)
 
 
 def _read_service(root: MapNode, sections: Sections, lookup: ComponentLookup, report: Report) -> _Service:
@@ -103,7 +107,7 @@ def _read_pipelines(
     if pipelines is None:
         return {}
     if not pipelines.entries:
-        report.add(entry.key_at, path, "service must have at least one pipeline")
+        report.add(entry.key_at, path, f"service must have at least one pipeline{because(entry.node)}")
     return read_pipelines(pipelines, path, sections, lookup, report)
 
 

@@ -5,8 +5,6 @@ Invariant: a destination gets each derived series from one writer (two would ove
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gpulens.config.decode import Report, join_path
 from gpulens.config.ids import ComponentID, Kind, PipelineID, Signal
 from gpulens.config.pipelines import Pipeline, Pipelines
@@ -26,18 +24,31 @@ def check_destinations(pipelines: Pipelines, sections: Sections, report: Report)
                 _check_deriver(exporter, pipeline_id, pipeline, derivers, report)
 
 
-def warn_of_aliases(sections: Sections) -> Iterator[str]:
+def warn_of_aliases(sections: Sections, report: Report) -> None:
     """One warning for each component whose type is spelled in the old way."""
     for kind in Kind:
         for declared in sections.of(kind).values():
             if declared.alias:
-                yield (
+                message = (
                     f'"{declared.id.type}" is a deprecated alias of the {kind.singular} type '
                     f'"{declared.type}"; write "{declared.type}" (id "{declared.id}")'
                 )
+                report.warn(declared.at, kind.value, message)
 
 
-def warn_of_missing_allocations(pipelines: Pipelines, sections: Sections) -> Iterator[str]:
+def warn_of_repetitions(pipelines: Pipelines, report: Report) -> None:
+    """A warning for each receiver and exporter that a list names again; the Collector takes it silently as one."""
+    for pipeline_id, pipeline in pipelines.items():
+        for kind in (Kind.RECEIVERS, Kind.EXPORTERS):
+            seen: set[ComponentID] = set()
+            for reference in pipeline.of(kind):
+                if reference.id in seen:
+                    message = f'references {kind.singular} "{reference.id}" multiple times; it is used once'
+                    report.warn(reference.at, join_path("service::pipelines", str(pipeline_id)), message)
+                seen.add(reference.id)
+
+
+def warn_of_missing_allocations(pipelines: Pipelines, sections: Sections, report: Report) -> None:
     """A warning for each pipeline that joins owners without anyone who tells them."""
     for pipeline_id, pipeline in pipelines.items():
         receivers = [reference.id for reference in pipeline.of(Kind.RECEIVERS)]
@@ -47,10 +58,11 @@ def warn_of_missing_allocations(pipelines: Pipelines, sections: Sections) -> Ite
         )
         for reference in pipeline.of(Kind.PROCESSORS):
             if not fed and _has(sections, Kind.PROCESSORS, reference.id, "needs_allocation_source"):
-                yield (
-                    f'processor "{reference.id}" in pipeline "{pipeline_id}" has no allocation source: '
+                message = (
+                    f'processor "{reference.id}" has no allocation source: '
                     "none of its receivers says who holds which GPU, so every series stays without an owner"
                 )
+                report.warn(reference.at, join_path("service::pipelines", str(pipeline_id)), message)
 
 
 def _has(sections: Sections, kind: Kind, component_id: ComponentID, trait: str) -> bool:

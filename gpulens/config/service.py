@@ -70,13 +70,17 @@ class LogsTelemetry(Block):
 
 
 class MetricsTelemetry(Block):
-    """`service::telemetry::metrics`. `readers` is kept as written for whoever serves the agent's own
-    metrics."""
+    """`service::telemetry::metrics`. Nothing serves the agent's own metrics in this version, so the keys are read and
+    have no effect; those that ask for it give a warning."""
 
     level: Literal["none", "basic", "normal", "detailed"] = "normal"
     address: str | None = None
     readers: tuple[dict[str, object], ...] = ()
     views: tuple[dict[str, object], ...] = ()
+
+    def doubts(self) -> tuple[str, ...]:
+        given = [name for name in ("address", "readers", "views") if getattr(self, name)]
+        return tuple(f"'{name}' has no effect: this version does not serve the agent's own metrics" for name in given)
 
 
 class TelemetryConfig(Block):

@@ -16,12 +16,13 @@ from pydantic import (
     PlainSerializer,
     SerializationInfo,
     SerializerFunctionWrapHandler,
+    ValidationError,
     ValidatorFunctionWrapHandler,
     WrapSerializer,
     WrapValidator,
     model_validator,
 )
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
 
 from gpulens.config.durations import format_duration, parse_duration
 
@@ -57,6 +58,10 @@ class Block(BaseModel):
         _make_strict(schema)
         return schema
 
+    def doubts(self) -> tuple[str, ...]:
+        """What is valid and probably not meant: warnings. Each quotes the key it is about first ('timeout')."""
+        return ()
+
     @model_validator(mode="before")
     @classmethod
     def _null_keeps_the_default(cls, data: object) -> object:
@@ -77,7 +82,9 @@ class Block(BaseModel):
 class ComponentConfig(Block):
     """Base of every component's configuration.
 
-    A validator that raises ValueError is reported at the block it belongs to, with its text as it is.
+    A field's validator that raises ValueError is reported at the value, a model's at the first key that its text
+    quotes ('key' or `key`), else at the block. A model's validators run only once every field is right, so what
+    concerns one key belongs to the field (see `gpulens.config.ranges`).
     """
 
     derives: ClassVar[bool] = False
@@ -105,14 +112,30 @@ OPTIONAL: Final = OptionalMark()
 T = TypeVar("T")
 
 
+SWITCH: Final = "enabled"
+"""The key that turns such a block on and off."""
+
+
 def _switch(value: object, handler: ValidatorFunctionWrapHandler) -> object:
-    if not isinstance(value, dict) or "enabled" not in value:
+    if not isinstance(value, dict) or SWITCH not in value:
         return handler(value)
-    enabled = value["enabled"]
-    if not isinstance(enabled, bool | None):
-        raise PydanticCustomError("optional_enabled", "'enabled' must be true or false")
-    block = handler({key: inner for key, inner in value.items() if key != "enabled"})
-    return None if enabled is False else block
+    enabled = value[SWITCH]
+    rest = {key: inner for key, inner in value.items() if key != SWITCH}
+    if isinstance(enabled, bool | None):
+        block = handler(rest)
+        return None if enabled is False else block
+    wrong = [InitErrorDetails(type="bool_type", loc=(SWITCH,), input=enabled)]
+    try:
+        handler(rest)
+    except ValidationError as error:
+        wrong += [_again(details) for details in error.errors(include_url=False)]
+    raise ValidationError.from_exception_data(SWITCH, wrong)
+
+
+def _again(details: ErrorDetails) -> InitErrorDetails:
+    """An error as the details to raise it with once more."""
+    kind = PydanticCustomError(details["type"], details["msg"], details.get("ctx"))
+    return InitErrorDetails(type=kind, loc=details["loc"], input=details["input"])
 
 
 def _print_switch(value: object, handler: SerializerFunctionWrapHandler) -> object:

@@ -16,9 +16,10 @@ import random
 from collections.abc import Callable
 from typing import Annotated, Final, Generic, Protocol, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from gpulens.config.ids import Signal
+from gpulens.config.ranges import NON_NEGATIVE, non_negative, require
 from gpulens.config.types import Block, ComponentConfig, Duration, OptionalBlock
 from gpulens.pipeline.ack import Ack
 from gpulens.pipeline.clock import Clock
@@ -49,19 +50,22 @@ _ITEMS: Final = {Signal.METRICS: "metric_points", Signal.LOGS: "log_records"}
 class RetryConfig(Block):
     """The `retry_on_failure` block; a `max_elapsed_time` of 0 retries for ever."""
 
-    initial_interval: Annotated[Duration, Field(description="Wait after the first failure.")] = 5.0
-    randomization_factor: Annotated[float, Field(description="Each wait is up to this share longer or shorter.")] = 0.5
-    multiplier: Annotated[float, Field(description="Each wait is this many times the one before.")] = 1.5
-    max_interval: Annotated[Duration, Field(description="No wait is longer, but for a server that asks for it.")] = 30.0
-    max_elapsed_time: Annotated[Duration, Field(description="A request is dropped after this time; 0 = never.")] = 300.0
+    initial_interval: Annotated[Duration, NON_NEGATIVE, Field(description="Wait after the first failure.")] = 5.0
+    randomization_factor: Annotated[
+        float,
+        AfterValidator(require(lambda value: 0 <= value <= 1, "'{key}' must be within [0, 1]")),
+        Field(description="Each wait is up to this share longer or shorter."),
+    ] = 0.5
+    multiplier: Annotated[float, NON_NEGATIVE, Field(description="Each wait is this many times the one before.")] = 1.5
+    max_interval: Annotated[
+        Duration, NON_NEGATIVE, Field(description="No wait is longer, but for a server that asks for it.")
+    ] = 30.0
+    max_elapsed_time: Annotated[
+        Duration, NON_NEGATIVE, Field(description="A request is dropped after this time; 0 = never.")
+    ] = 300.0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name in ("initial_interval", "multiplier", "max_interval", "max_elapsed_time"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"'{name}' must be non-negative")
-        if not 0 <= self.randomization_factor <= 1:
-            raise ValueError("'randomization_factor' must be within [0, 1]")
         for name in ("initial_interval", "max_interval"):
             if 0 < self.max_elapsed_time < getattr(self, name):
                 raise ValueError(f"'max_elapsed_time' must not be less than '{name}'")
@@ -79,11 +83,7 @@ class SendingConfig(ComponentConfig):
         RetryConfig()
     )
 
-    @model_validator(mode="after")
-    def _check_timeout(self) -> Self:
-        if self.timeout < 0:
-            raise ValueError("'timeout' must be non-negative")
-        return self
+    _check_timeout = field_validator("timeout")(non_negative)
 
 
 DIRECT: Final = SendingQueueConfig(num_consumers=64, queue_size=64, wait_for_result=True)
@@ -191,6 +191,7 @@ class QueuedExporter(Generic[T]):
             self._sender.dropped(error, sum(request.items for request in left))
             for request in left:
                 self._queue.settle(request, error)
+        self._sender.sum_up()
         await self._pusher.close()
 
     async def _work(self) -> None:
@@ -222,6 +223,15 @@ class RetrySender:
         self._failing: str | None = None
         self._unlogged = 0
         self._drop_logged_s: float | None = None
+        self._last_drop = ""
+
+    def sum_up(self) -> None:
+        """Logs the drops that no line has told yet: at the end the lines add up to what was lost."""
+        if self._unlogged:
+            self._settings.log.error(
+                "Exporting failed. Dropping data.", error=self._last_drop, dropped_items=self._unlogged
+            )
+            self._unlogged = 0
 
     def stop(self) -> None:
         """Ends every wait between tries; from now on a request gets one try."""
@@ -290,6 +300,7 @@ class RetrySender:
             f"otelcol_exporter_send_failed_{self._items}", items, exporter=str(settings.id), reason=error.reason
         )
         self._report(error)
+        self._last_drop = str(error)
         self._unlogged += items
         now = settings.clock.monotonic()
         if self._drop_logged_s is None or now - self._drop_logged_s >= _DROP_LOG_INTERVAL_S:

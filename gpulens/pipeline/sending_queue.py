@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Final, Self
+from typing import Annotated, Final
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
+from gpulens.config.ranges import require
 from gpulens.config.types import Block, Duration, OptionalBlock
 from gpulens.pipeline.clock import Clock
 from gpulens.pipeline.otlp_split import split_request
@@ -39,34 +40,41 @@ class Sizer(StrEnum):
     BYTES = "bytes"
 
 
+# The Collector writes these keys in backquotes, and the values of a batch with them.
+_POSITIVE: Final = AfterValidator(require(lambda value: value > 0, "`{key}` must be positive"))
+_SIZE: Final = AfterValidator(require(lambda value: value >= 0, "`{key}` must be non-negative, found {value}"))
+_FLUSH: Final = AfterValidator(require(lambda value: value > 0, "`{key}` must be positive, found {value:g}s"))
+
+
 class QueueBatchConfig(Block):
     """The `batch` block: requests are joined until `min_size` is reached or `flush_timeout` is over."""
 
-    flush_timeout: Annotated[Duration, Field(description="How long a request waits for more.")] = 0.2
-    min_size: Annotated[int, Field(description="Size at which a batch leaves at once.")] = 8192
-    max_size: Annotated[int, Field(description="No request is larger; 0 = no limit.")] = 0
+    flush_timeout: Annotated[Duration, _FLUSH, Field(description="How long a request waits for more.")] = 0.2
+    min_size: Annotated[int, _SIZE, Field(description="Size at which a batch leaves at once.")] = 8192
+    max_size: Annotated[int, _SIZE, Field(description="No request is larger; 0 = no limit.")] = 0
     sizer: Annotated[Sizer, Field(description="What the sizes count; not `requests`.")] = Sizer.ITEMS
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.sizer is Sizer.REQUESTS:
+    @field_validator("max_size")
+    @classmethod
+    def _check_max_size(cls, max_size: int, info: ValidationInfo) -> int:
+        min_size = info.data.get("min_size", 0)  # absent when it is wrong itself
+        if 0 < max_size < min_size:
+            raise ValueError(f"`max_size` ({max_size}) must be greater or equal to `min_size` ({min_size})")
+        return max_size
+
+    @field_validator("sizer")
+    @classmethod
+    def _check_sizer(cls, sizer: Sizer) -> Sizer:
+        if sizer is Sizer.REQUESTS:
             raise ValueError("`batch` supports only `items` or `bytes` sizer, found `requests`")
-        if self.flush_timeout <= 0:
-            raise ValueError(f"`flush_timeout` must be positive, found {self.flush_timeout:g}s")
-        if self.min_size < 0:
-            raise ValueError(f"`min_size` must be non-negative, found {self.min_size}")
-        if self.max_size < 0:
-            raise ValueError(f"`max_size` must be non-negative, found {self.max_size}")
-        if 0 < self.max_size < self.min_size:
-            raise ValueError(f"`max_size` ({self.max_size}) must be greater or equal to `min_size` ({self.min_size})")
-        return self
+        return sizer
 
 
 class SendingQueueConfig(Block):
     """The `sending_queue` block."""
 
-    num_consumers: Annotated[int, Field(description="Requests under way at once; 1 keeps their order.")] = 10
-    queue_size: Annotated[int, Field(description="Capacity, in the sizer's unit.")] = 1000
+    num_consumers: Annotated[int, _POSITIVE, Field(description="Requests under way at once; 1 keeps their order.")] = 10
+    queue_size: Annotated[int, _POSITIVE, Field(description="Capacity, in the sizer's unit.")] = 1000
     sizer: Annotated[Sizer, Field(description="What `queue_size` counts.")] = Sizer.REQUESTS
     block_on_overflow: Annotated[bool, Field(description="Has no effect: a full queue refuses at the door.")] = False
     wait_for_result: Annotated[
@@ -77,22 +85,25 @@ class SendingQueueConfig(Block):
         OptionalBlock[QueueBatchConfig], Field(description="Joins requests before they are sent; off when absent.")
     ] = None
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.num_consumers <= 0:
-            raise ValueError("`num_consumers` must be positive")
-        if self.queue_size <= 0:
-            raise ValueError("`queue_size` must be positive")
-        if self.storage is not None and self.wait_for_result:
+    @field_validator("storage")
+    @classmethod
+    def _check_storage(cls, storage: str | None, info: ValidationInfo) -> str | None:
+        if storage is not None and info.data.get("wait_for_result"):
             raise ValueError("`wait_for_result` is not supported with a persistent queue configured with `storage`")
-        if self.storage is not None:
+        if storage is not None:
             raise ValueError(
                 "`storage` arrives with the file_storage extension, which this version does not have; "
                 "leave it out to queue in memory"
             )
-        if self.batch is not None and self.batch.sizer is self.sizer and self.batch.min_size > self.queue_size:
+        return storage
+
+    @field_validator("batch")
+    @classmethod
+    def _check_batch(cls, batch: QueueBatchConfig | None, info: ValidationInfo) -> QueueBatchConfig | None:
+        capacity, sizer = info.data.get("queue_size"), info.data.get("sizer")  # absent when they are wrong themselves
+        if batch is not None and capacity is not None and batch.sizer is sizer and batch.min_size > capacity:
             raise ValueError("`min_size` must be less than or equal to `queue_size`")
-        return self
+        return batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

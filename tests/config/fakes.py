@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from gpulens.config.document import load
 from gpulens.config.ids import Kind, Signal
+from gpulens.config.ranges import NON_NEGATIVE, require
 from gpulens.config.resolve import resolve
 from gpulens.config.service import ServiceConfig
 from gpulens.config.types import Block, ComponentConfig, Duration, OptionalBlock, Secret, StringList
@@ -28,31 +29,42 @@ class Price(Block):
     usd_per_hour: float
 
 
+POSITIVE = AfterValidator(require(lambda value: value > 0, "`{key}` must be positive"))
+
+
 class Batch(Block):
     flush_timeout: Duration = 0.2
     min_size: int = 8192
 
 
 class Queue(Block):
-    num_consumers: int = 10
-    queue_size: int = 1000
+    num_consumers: Annotated[int, POSITIVE] = 10
+    queue_size: Annotated[int, POSITIVE] = 1000
     storage: str | None = None
     batch: OptionalBlock[Batch] = None
 
     @model_validator(mode="after")
     def _sizes(self) -> Queue:
-        if self.queue_size <= 0:
-            raise ValueError("`queue_size` must be positive")
+        if self.batch is not None and self.batch.min_size > self.queue_size * 10:
+            raise ValueError("`min_size` must be less than or equal to ten times `queue_size`")
         return self
 
 
 class TLS(Block):
     insecure: bool = False
+    cert_file: str = ""
+    key_file: str = ""
+
+    @model_validator(mode="after")
+    def _pair(self) -> TLS:
+        if bool(self.cert_file) != bool(self.key_file):
+            raise ValueError("provide both certificate and key, or neither")
+        return self
 
 
 class OtlpConfig(ComponentConfig):
     endpoint: str
-    timeout: Duration = 5.0
+    timeout: Annotated[Duration, NON_NEGATIVE] = 5.0
     headers: dict[str, Secret] = Field(default_factory=dict)
     tls: TLS | None = None
     sending_queue: OptionalBlock[Queue] = Queue()
@@ -71,6 +83,9 @@ class ScrapeConfig(ComponentConfig):
     window: float = 1.0
     level: Literal["low", "high"] = "low"
     free: dict[str, object] = Field(default_factory=dict)
+
+    def doubts(self) -> tuple[str, ...]:
+        return ("'window' is longer than 'collection_interval'",) if self.window > self.collection_interval else ()
 
 
 class PlainConfig(ComponentConfig):

@@ -64,9 +64,60 @@ def test_the_default_scheme_takes_defaults_too() -> None:
 
 
 def test_unset_variables_are_warned_of_once() -> None:
-    """Each unset variable gives one warning, however often it is used."""
+    """Each unset variable gives one warning, at its first place, however often it is used."""
     found = service(with_receiver("{labels: {a: 'x${env:U}', b: 'y${U}'}}"))
-    assert found.warnings == ('Configuration references unset environment variable "U"',)
+    assert found.warnings == ('yaml:1:34: Configuration references unset environment variable "U"',)
+
+
+def test_a_variable_that_is_not_set_is_named_where_it_stands(tmp_path: Path) -> None:
+    """In a file that a value brings in, the place is in that file; `--set` is a place, too."""
+    part = tmp_path / "part.yaml"
+    part.write_text("labels:\n  a: x${env:U}\n", encoding="utf-8")
+    found = service(with_receiver(f"'${{file:{part}}}'"), sets=["service.node=${env:V}"])
+    assert found.warnings == (
+        '--set service.node: Configuration references unset environment variable "V"',
+        f'{part}:2:6: Configuration references unset environment variable "U"',
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("{window: 'x${env:U}'}", "1:30: receivers::scrape: 'window' expected type 'float64', got unconvertible type "),
+        ("{level: 'x${env:U}'}", "1:29: receivers::scrape: 'level' should be 'low' or 'high'"),
+        ("'x${env:U}'", "1:21: receivers::scrape: expected type 'map[string]interface {}', got unconvertible type "),
+        ("{level: '${V}'}", "1:29: receivers::scrape: 'level' should be 'low' or 'high'"),
+    ],
+)
+def test_a_wrong_value_says_which_variable_is_not_set(body: str, expected: str) -> None:
+    """The problem is at the value, and ends with the reason."""
+    (problem,) = complaints(with_receiver(body), {"V": "x${U}"})
+    assert problem.startswith(f"yaml:{expected}"), problem
+    assert problem.endswith("; ${env:U} is not set")
+
+
+def test_all_variables_of_a_value_are_named_once() -> None:
+    """Several unset variables in one value are one reason."""
+    (problem,) = complaints(with_receiver("{level: '${U}${env:W}${U}'}"))
+    assert problem.endswith("; ${env:U} and ${env:W} are not set")
+
+
+def test_what_is_missing_because_of_a_variable_says_so() -> None:
+    """A required key, a list of a pipeline, an id and a whole section that come from an unset variable."""
+    text = (
+        "receivers: {scrape: }\nexporters: {otlp_grpc: {endpoint: '${env:U}'}}\n"
+        "service: {pipelines: {metrics: {receivers: ['${env:U}'], exporters: '${env:U}'}}}\n"
+    )
+    why = "; ${env:U} is not set"
+    assert complaints(text) == [
+        f"yaml:2:35: exporters::otlp_grpc: 'endpoint' is required{why}",
+        f"yaml:3:45: service::pipelines::metrics::receivers: id must not be empty{why}",
+        f"yaml:3:58: service::pipelines::metrics: must have at least one exporter{why}",
+    ]
+    assert complaints("receivers: '${env:U}'\nexporters: {debug: }\nservice: {pipelines: '${env:U}'}\n") == [
+        f"yaml:1:1: no receiver configuration specified in config{why}",
+        f"yaml:3:11: service::pipelines: service must have at least one pipeline{why}",
+    ]
 
 
 def test_values_are_expanded_inside_lists_and_maps_from_variables() -> None:

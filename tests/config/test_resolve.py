@@ -76,7 +76,9 @@ service:
     assert [str(each) for each in pipeline.exporters] == ["otlp", "debug"]
     assert found.components[Kind.EXPORTERS, ComponentID("otlp")].type == "otlp_grpc"
     assert found.warnings == (
-        '"otlp" is a deprecated alias of the exporter type "otlp_grpc"; write "otlp_grpc" (id "otlp")',
+        'yaml:4:13: exporters: "otlp" is a deprecated alias of the exporter type "otlp_grpc"; write "otlp_grpc" '
+        '(id "otlp")',
+        'yaml:11:98: service::pipelines::metrics/a: references exporter "otlp" multiple times; it is used once',
     )
 
 
@@ -150,6 +152,72 @@ def test_constraints_and_choices_point_at_the_value() -> None:
     assert re.search(r"'on_end' should be 'stop' or 'wait' \(did you mean 'stop'\?\)$", problem)
 
 
+BLOCK = """\
+receivers: {scrape: }
+exporters:
+  otlp_grpc:
+    endpoint: x
+    timeout: -1s
+    sending_queue:
+      enabled: 1
+      queue_size: many
+      bogus: 1
+      num_consumers: -3
+      batch: {enabeld: true}
+    tls:
+      bogus: 1
+      cert_file: c
+service: {pipelines: {metrics: {receivers: [scrape], exporters: [otlp_grpc]}}}
+"""
+
+
+def test_all_errors_of_a_block_show_at_once() -> None:
+    """Neither a wrong switch, nor a wrong type, nor an unknown key hides anything else of the block."""
+    queue = "exporters::otlp_grpc::sending_queue"
+    assert complaints(BLOCK) == [
+        "yaml:5:14: exporters::otlp_grpc: 'timeout' must be non-negative",
+        f"yaml:7:16: {queue}: 'enabled' expected type 'bool', got unconvertible type 'int'",
+        f"yaml:8:19: {queue}: 'queue_size' expected type 'int64', got unconvertible type 'string'",
+        f"yaml:9:7: {queue}: has invalid keys: bogus",
+        f"yaml:10:22: {queue}: `num_consumers` must be positive",
+        f"yaml:11:15: {queue}::batch: has invalid keys: enabeld (did you mean 'enabled'?)",
+        "yaml:12:5: exporters::otlp_grpc::tls: provide both certificate and key, or neither",
+        "yaml:13:7: exporters::otlp_grpc::tls: has invalid keys: bogus",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("queue", "value"),
+    [("{queue_size: 5, batch: {min_size: 51}}", "5,"), ("{batch: {min_size: 10001}}", "10001")],
+)
+def test_a_rule_for_two_keys_points_at_the_first_that_is_written(queue: str, value: str) -> None:
+    """The text quotes two keys: the place is a value of the block, or else of a block in it."""
+    text = f"receivers: {{scrape: }}\nexporters: {{debug: , otlp_grpc: {{endpoint: x, sending_queue: {queue}}}}}\n"
+    (problem,) = complaints(text + "service: {pipelines: {metrics: {receivers: [scrape], exporters: [debug]}}}\n")
+    message = "`min_size` must be less than or equal to ten times `queue_size`"
+    column = text.splitlines()[1].index(value) + 1
+    assert problem == f"yaml:2:{column}: exporters::otlp_grpc::sending_queue: {message}"
+
+
+def test_doubts_of_a_block_are_warnings_at_the_value() -> None:
+    """What a block finds odd in itself goes out with the place of the key that it is about."""
+    assert service(with_receiver("{window: 20}")).warnings == (
+        "yaml:1:30: receivers::scrape: 'window' is longer than 'collection_interval'",
+    )
+    assert service(with_receiver("{collection_interval: 500ms}")).warnings == (
+        "yaml:1:43: receivers::scrape: 'window' is longer than 'collection_interval'",
+    )
+
+
+def test_telemetry_that_nothing_serves_is_warned_of() -> None:
+    """The Collector would listen there; here nobody does, and the user is told."""
+    found = service(GOOD, "service: {telemetry: {metrics: {address: ':8888', readers: [{}], level: basic}}}")
+    assert [re.sub(r"has no effect.*", "", warning) for warning in found.warnings] == [
+        "yaml:1:42: service::telemetry::metrics: 'address' ",
+        "yaml:1:60: service::telemetry::metrics: 'readers' ",
+    ]
+
+
 def test_problems_inside_lists_of_blocks_point_at_the_item() -> None:
     """A missing key points at the item, an unknown one at itself, with the names the item may have."""
     text = """
@@ -208,5 +276,5 @@ def test_a_join_without_allocations_is_warned_of() -> None:
     text = "receivers: {plain: , scrape: }\nprocessors: {join: }\nexporters: {debug: }\n"
     pipeline = "service: {{pipelines: {{metrics: {{receivers: [{}], processors: [join], exporters: [debug]}}}}}}\n"
     (warning,) = service(text + pipeline.format("plain")).warnings
-    assert 'processor "join" in pipeline "metrics" has no allocation source' in warning
+    assert 'yaml:4:66: service::pipelines::metrics: processor "join" has no allocation source' in warning
     assert service(text + pipeline.format("plain, scrape")).warnings == ()

@@ -24,8 +24,25 @@ def test_optional_blocks_are_off_when_absent_and_on_when_empty() -> None:
 
 def test_a_switch_must_be_a_boolean() -> None:
     """`enabled: "false"` is a text, and is not taken for a switch."""
-    with pytest.raises(ValidationError, match="'enabled' must be true or false"):
+    with pytest.raises(ValidationError, match="valid boolean"):
         OtlpConfig.model_validate({"endpoint": "x", "sending_queue": {"enabled": "false"}})
+
+
+def test_a_wrong_switch_hides_nothing() -> None:
+    """What else is wrong in the block, and in a block in it, is found together with the switch."""
+    queue = {"enabled": 1, "queue_size": "many", "num_consumers": 0, "batch": {"enabled": "no", "flush_timeout": 5}}
+    with pytest.raises(ValidationError) as raised:
+        OtlpConfig.model_validate({"endpoint": "x", "sending_queue": queue})
+    found = {error["loc"][1:]: error["msg"] for error in raised.value.errors()}
+    assert list(found) == [
+        ("enabled",),
+        ("num_consumers",),
+        ("queue_size",),
+        ("batch", "enabled"),
+        ("batch", "flush_timeout"),
+    ]
+    assert "5 has no unit" in found["batch", "flush_timeout"]
+    assert found["num_consumers",] == "Value error, `num_consumers` must be positive"
 
 
 def test_null_for_a_block_with_defaults_keeps_it() -> None:

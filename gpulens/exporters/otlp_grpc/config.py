@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Final, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from gpulens.config.types import Block, Duration, OptionalBlock, Secret
 from gpulens.pipeline.otlp_sending import OtlpConfig
@@ -48,10 +48,27 @@ def parse_target(endpoint: str) -> Target:
     return Target(address, {"http": False, "https": True}[scheme] if separator else None)
 
 
+def _header_name(name: str) -> str:
+    if not _HEADER.fullmatch(name) or name.lower().startswith("grpc-"):
+        raise ValueError("can't be the name of a gRPC header")
+    return name
+
+
+def _header_value(value: Secret) -> Secret:
+    text = value.reveal()
+    if not (text.isascii() and text.isprintable()):
+        raise ValueError("has characters that gRPC does not send")
+    return value
+
+
 class OtlpGrpcConfig(OtlpConfig):
     """What the user writes under `otlp_grpc:`."""
 
     endpoint: Annotated[str, Field(description="`host:port`, also with `http://` or `https://`, or `unix:/path`.")]
+    headers: Annotated[
+        dict[Annotated[str, AfterValidator(_header_name)], Annotated[Secret, AfterValidator(_header_value)]],
+        Field(description="Sent with every request; never printed."),
+    ] = Field(default_factory=dict)
     wait_for_ready: Annotated[bool, Field(description="Waits for the connection instead of failing a try.")] = False
     authority: Annotated[str, Field(description="The `:authority` header, if not the endpoint.")] = ""
     keepalive: Annotated[
@@ -61,25 +78,13 @@ class OtlpGrpcConfig(OtlpConfig):
     @field_validator("endpoint")
     @classmethod
     def _check_endpoint(cls, endpoint: str) -> str:
-        if endpoint:
-            parse_target(endpoint)
+        if not endpoint:
+            raise ValueError('requires a non-empty "endpoint"')
+        parse_target(endpoint)
         return endpoint
-
-    @field_validator("headers")
-    @classmethod
-    def _check_headers(cls, headers: dict[str, Secret]) -> dict[str, Secret]:
-        for name, value in headers.items():
-            if not _HEADER.fullmatch(name) or name.lower().startswith("grpc-"):
-                raise ValueError(f'"{name}" can\'t be the name of a gRPC header')
-            text = value.reveal()
-            if not (text.isascii() and text.isprintable()):
-                raise ValueError(f'the value of header "{name}" has characters that gRPC does not send')
-        return headers
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.endpoint:
-            raise ValueError('requires a non-empty "endpoint"')
         if self.tls.insecure_skip_verify and self.secure:
             raise ValueError(
                 "'insecure_skip_verify' is not possible with gRPC here: name the server's authority in 'ca_file' "

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated, Final, Self
+from typing import Annotated, Final
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from gpulens.config.types import Duration, Secret
 from gpulens.pipeline.otlp_sending import OtlpConfig
@@ -22,11 +22,27 @@ class Encoding(StrEnum):
     JSON = "json"
 
 
+def _header_name(name: str) -> str:
+    if not _HEADER.fullmatch(name):
+        raise ValueError("can't be the name of an HTTP header")
+    return name
+
+
+def _header_value(value: Secret) -> Secret:
+    if any(char in "\r\n\0" for char in value.reveal()):
+        raise ValueError("has line breaks")
+    return value
+
+
 class OtlpHttpConfig(OtlpConfig):
     """What the user writes under `otlp_http:`."""
 
     endpoint: Annotated[str, Field(description="Base URL; `/v1/metrics` is put behind it.")] = ""
-    metrics_endpoint: Annotated[str, Field(description="URL for metrics, taken as it is.")] = ""
+    metrics_endpoint: Annotated[str, Field(validate_default=True, description="URL for metrics, taken as it is.")] = ""
+    headers: Annotated[
+        dict[Annotated[str, AfterValidator(_header_name)], Annotated[Secret, AfterValidator(_header_value)]],
+        Field(description="Sent with every request; never printed."),
+    ] = Field(default_factory=dict)
     encoding: Annotated[Encoding, Field(description="Protobuf or JSON.")] = Encoding.PROTO
     timeout: Annotated[Duration, Field(description="Time for each try; 0 = no limit.")] = 30.0
 
@@ -39,21 +55,12 @@ class OtlpHttpConfig(OtlpConfig):
                 raise ValueError(f'"{url}" is not a URL, as in "http://otel-collector:4318"')
         return url
 
-    @field_validator("headers")
+    @field_validator("metrics_endpoint")
     @classmethod
-    def _check_headers(cls, headers: dict[str, Secret]) -> dict[str, Secret]:
-        for name, value in headers.items():
-            if not _HEADER.fullmatch(name):
-                raise ValueError(f'"{name}" can\'t be the name of an HTTP header')
-            if any(char in "\r\n\0" for char in value.reveal()):
-                raise ValueError(f'the value of header "{name}" has line breaks')
-        return headers
-
-    @model_validator(mode="after")
-    def _check_endpoints(self) -> Self:
-        if not self.endpoint and not self.metrics_endpoint:
+    def _check_endpoints(cls, metrics_endpoint: str, info: ValidationInfo) -> str:
+        if not metrics_endpoint and info.data.get("endpoint") == "":  # absent when it is wrong itself
             raise ValueError("at least one endpoint must be specified")
-        return self
+        return metrics_endpoint
 
     @property
     def url(self) -> str:

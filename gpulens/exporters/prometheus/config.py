@@ -57,5 +57,5 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     """Host (empty for all addresses) and port. Raises ValueError when it is no `host:port`."""
     match = _ENDPOINT.fullmatch(endpoint)
     if match is None or int(match["port"]) > 65535:
-        raise ValueError(f'endpoint "{endpoint}" is not host:port, as in "0.0.0.0:9464"')
+        raise ValueError(f'"{endpoint}" is not host:port, as in "0.0.0.0:9464"')
     return match["host"].strip("[]"), int(match["port"])

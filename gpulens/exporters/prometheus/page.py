@@ -144,8 +144,9 @@ class PageWriter:
             old, keys = self._compositions.popitem(last=False)
             for each in keys:
                 self.plans.discard(each)
-            kept = {id(block) for recent in self._compositions for layout in recent for block in layout.blocks}
-            for block in (block for layout in old for block in layout.blocks if id(block) not in kept):
+            # By content: the blocks of a new layout are often equal to those of the last one without being the same.
+            kept = {block for recent in self._compositions for layout in recent for block in layout.blocks}
+            for block in {block for layout in old for block in layout.blocks} - kept:
                 self.sections.discard(block)
 
     def _key(self, held: Sequence[Held], open_metrics: bool) -> Hashable:
