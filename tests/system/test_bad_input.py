@@ -147,9 +147,10 @@ def rss_mib(process: subprocess.Popen[bytes]) -> float:
 
 
 def reading(page: str, metric: str, uuid: str = GOOD) -> tuple[str, float] | None:
-    """(pod, value) of a metric of one GPU on a page; the pod is empty where none is named."""
+    """(pod, value) of a metric of one GPU on a page; the pod is empty where none is named. The good page names a model,
+    the bomb that claims the same GPU does not."""
     for line in page.splitlines():
-        if line.startswith(f"{metric}{{") and f'gpu_uuid="{uuid}"' in line:
+        if line.startswith(f"{metric}{{") and f'gpu_uuid="{uuid}"' in line and 'gpu_model="' in line:
             owner = re.search(r'[{,]pod="([^"]*)"', line)
             return owner[1] if owner else "", float(line.rpartition(" ")[2])
     return None
