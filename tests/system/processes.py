@@ -52,13 +52,12 @@ def fetch(url: str) -> str:
 def eventually(read: Callable[[], T | None], log: Path, seconds: float = 60.0) -> T:
     """The first value that `read` gives that is not None (or empty); connection errors count as not yet."""
     deadline = time.monotonic() + seconds
-    pause = time.sleep
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, urllib.error.URLError, json.JSONDecodeError):
             value = read()
             if value:
                 return value
-        pause(0.05)
+        time.sleep(0.05)  # another process has no event to wait for
     raise AssertionError(f"not within {seconds:g}s; the log says:\n{log.read_text(errors='replace')[-4000:]}")
 
 
