@@ -9,6 +9,8 @@ import importlib.util
 import os
 import shutil
 import socket
+import subprocess
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,12 +102,23 @@ def prometheus_binary() -> str:
 
 
 @pytest.fixture(scope="session")
-def rotel_binary() -> str:
-    """Path of rotel's agent, a third-party OTLP server that comes inside its Python package."""
+def rotel_binary(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Path of rotel's agent, a third-party OTLP server that comes inside its Python package. The agent is linked with
+    libpython, which stands beside an interpreter that was built for itself, where the loader does not look."""
     spec = importlib.util.find_spec("rotel")
     if spec is None or spec.origin is None:
         pytest.skip("needs rotel: pip install rotel")
     path = Path(spec.origin).with_name("rotel-agent")
     if not os.access(path, os.X_OK):
         pytest.skip(f"needs rotel: {path} can't be run")
-    return str(path)
+    library = sysconfig.get_config_var("LIBDIR") or ""
+    wrapper = tmp_path_factory.mktemp("rotel") / "rotel-agent"
+    wrapper.write_text(
+        f'#!/bin/sh\nexport LD_LIBRARY_PATH="{library}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"\nexec "{path}" "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    tried = subprocess.run([wrapper, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    if tried.returncode:
+        reason = tried.stderr.strip().splitlines()
+        pytest.skip(f"needs rotel: it does not start: {reason[-1] if reason else tried.returncode}")
+    return str(wrapper)

@@ -227,7 +227,7 @@ def _other_reading(error_type: str, node: Node) -> str | int | None:
         return int(node.value) if integral and isinstance(node, Scalar) and node.value is not None else None
     if error_type not in _TEXT_WANTED or isinstance(node, Broken):
         return None
-    if is_null(node) and error_type == "string_type":
+    if is_null(node) and error_type == "string_type" and not (isinstance(node, Scalar) and node.textual):
         # Null among free keys (headers) is the empty text in the Collector; a field's null never gets here.
         return ""
     return node.original

@@ -121,9 +121,10 @@ def _switch(value: object, handler: ValidatorFunctionWrapHandler) -> object:
         return handler(value)
     enabled = value[SWITCH]
     rest = {key: inner for key, inner in value.items() if key != SWITCH}
+    if enabled is False:
+        return None  # off and cleared: what else stands in it does not matter
     if isinstance(enabled, bool | None):
-        block = handler(rest)
-        return None if enabled is False else block
+        return handler(rest)
     wrong = [InitErrorDetails(type="bool_type", loc=(SWITCH,), input=enabled)]
     try:
         handler(rest)

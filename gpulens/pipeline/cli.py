@@ -226,7 +226,3 @@ def _replay(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     asyncio.run(run())
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

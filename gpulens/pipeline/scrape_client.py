@@ -39,6 +39,8 @@ def page_url(endpoint: str) -> str:
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f'"{endpoint}" is not an http:// or https:// address; write "http://HOST:PORT/metrics"')
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("an address is printed and logged: put its credentials into 'headers' (Authorization)")
     try:
         _ = parts.port
     except ValueError:

@@ -61,7 +61,7 @@ def path(tmp_path: Path) -> Callable[[str], str]:
 def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     """A gpulens process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "gpulens.pipeline.cli", *arguments],
+        [sys.executable, "-m", "gpulens", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -112,7 +112,7 @@ def replay(folder: Path, source: Path, name: str) -> bytes:
     config.write_text(PLAIN, encoding="utf-8")
     arguments = ["replay", "--config", str(config), "--input", str(source), "--output", str(target)]
     done = subprocess.run(
-        [sys.executable, "-m", "gpulens.pipeline.cli", *arguments],
+        [sys.executable, "-m", "gpulens", *arguments],
         env={**os.environ, "PYTHONPATH": str(REPO)},
         timeout=60,
         check=False,

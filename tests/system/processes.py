@@ -21,7 +21,7 @@ REPO = Path(__file__).resolve().parents[2]
 
 def gpulens(*arguments: str) -> list[str]:
     """The command line of the checkout."""
-    return [sys.executable, "-m", "gpulens.pipeline.cli", *arguments]
+    return [sys.executable, "-m", "gpulens", *arguments]
 
 
 @contextlib.contextmanager

@@ -18,6 +18,8 @@ from gpulens.pipeline.data import Attributes, Batch, Kind, Metric, Value
 from gpulens.pipeline.prometheus_names import label_value
 from gpulens.pipeline.status import Status
 
+_OWNER_KEYS = ("k8s.namespace.name", "k8s.pod.name", "k8s.container.name")
+
 
 class Sampler:
     """Lets the first `initial` of each second pass, then every `thereafter`-th."""
@@ -113,10 +115,11 @@ def _counts(batch: Batch) -> dict[str, int]:
 
 
 def _point_lines(batch: Batch) -> Iterator[str]:
-    """One line a point: metric, attributes, value."""
-    for (_, _, series), value in zip(batch.layout.identities(), batch.readings(), strict=True):
+    """One line a point: metric, attributes, value. The owner comes first: two pods on one GPU differ only by it."""
+    for (resource, _, series), value in zip(batch.layout.identities(), batch.readings(), strict=True):
         if value is not None:
-            pairs = ",".join(f"{key}={label_value(item)}" for key, item in series.attributes)
+            owner = [(key, resource.map[key]) for key in _OWNER_KEYS if key in resource.map]
+            pairs = ",".join(f"{key}={label_value(item)}" for key, item in (*owner, *series.attributes))
             yield f"{series.metric.name}{{{pairs}}} {value}"
 
 

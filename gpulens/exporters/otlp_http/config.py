@@ -53,6 +53,8 @@ class OtlpHttpConfig(OtlpConfig):
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError(f'"{url}" is not a URL, as in "http://otel-collector:4318"')
+            if parts.username is not None or parts.password is not None:
+                raise ValueError("a URL is printed and logged: put its credentials into 'headers' (Authorization)")
         return url
 
     @field_validator("metrics_endpoint")

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from gpulens.config.ranges import NON_NEGATIVE, POSITIVE
-from gpulens.config.types import ComponentConfig, Duration
+from gpulens.config.types import ComponentConfig, Duration, StringList
 
 
 class AttributionConfig(ComponentConfig):
@@ -35,7 +35,7 @@ class AttributionConfig(ComponentConfig):
     lateness: Annotated[Duration, NON_NEGATIVE] = Field(
         2.0, description="How far the watermark stays behind the newest event."
     )
-    sources: tuple[str, ...] = Field(
+    sources: StringList = Field(
         ("self", "pod_resources", "process", "gke", "dcgm"),
         description="Allocation sources in the order of trust; one that is not listed is ignored.",
     )

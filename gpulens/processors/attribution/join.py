@@ -30,6 +30,10 @@ from gpulens.processors.attribution.report import Reporter
 PLAN_BYTES = 2000
 """Rough cost of a series in a plan or a mapping with the layout that it keeps alive, measured on 8 GPUs."""
 
+MOST_CAUGHT_UP = 30
+"""Grid instants that are reported at once after a hole in event time. Before that nothing new is known; a stale
+recording beside live sources would otherwise fill every queue with reports of times long gone."""
+
 SWEEP_NS = 300 * NS
 """Event time between two sweeps of the caches; a multiple of any sensible grid."""
 
@@ -101,7 +105,7 @@ class AttributionProcessor:
         """Knows nothing yet."""
         self._nodes = Nodes(self._config)
         self._watermark = Watermark(round(self._config.lateness * NS))
-        self._grid = Grid(round(self._config.grid * NS))
+        self._grid = Grid(round(self._config.grid * NS), limit=MOST_CAUGHT_UP)
         self._held: dict[str, deque[_Held]] = {}
         self._told_ns: dict[str, int] = {}
         self._late_seen = 0

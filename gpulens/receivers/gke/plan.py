@@ -19,6 +19,11 @@ SHARED: Final = "unknown"
 """Sharing mode of a GPU that is shared by time-slicing or MPS: the page does not say which."""
 
 
+COLLECTOR_PODS = ("nvidia-gpu-device-plugin-", "nvidia-metrics-collector-")
+COLLECTOR_CONTAINERS = frozenset({"nvidia-gpu-device-plugin", "nvidia-metrics-collector"})
+"""The collector itself, which Prometheus puts on series that name no pod: nobody's owner."""
+
+
 @dataclass(frozen=True, slots=True)
 class Feed:
     """A device reading and the sample that carries it."""
@@ -112,12 +117,14 @@ class Planner:
 
     def _allocation(self, uuid: str, labels: dict[str, str]) -> Iterable[Identity]:
         """The device's holder, where the sample names one."""
-        namespace, pod = labels.get("namespace", ""), labels.get("pod", "")
-        if namespace and pod:
+        # Prometheus moves the page's own labels aside when its target has the same ones.
+        prefix = "exported_" if labels.get("exported_pod") else ""
+        namespace, pod, container = (labels.get(prefix + key, "") for key in ("namespace", "pod", "container"))
+        if namespace and pod and not (pod.startswith(COLLECTOR_PODS) or container in COLLECTOR_CONTAINERS):
             named = {
                 "k8s.namespace.name": namespace,
                 "k8s.pod.name": pod,
-                "k8s.container.name": labels.get("container", ""),
+                "k8s.container.name": container,
             }
             owner = Resource({**self._node.map, **{key: value for key, value in named.items() if value}})
             keys = {"hw.id": uuid, "gpu.allocation.source": self._source}

@@ -11,7 +11,7 @@ from typing import Final
 
 from gpulens.pipeline.component import Metrics, Receiver, Settings
 from gpulens.pipeline.data import Batch, Scope
-from gpulens.pipeline.exposition import LOST_LINES, PageLayout, PageParser
+from gpulens.pipeline.exposition import LOST_LINES, Page, PageLayout, PageParser
 from gpulens.pipeline.scrape_client import HttpPages, PageReader, Reading
 from gpulens.pipeline.scraping import Scraped, ScrapeReceiver, node_resource
 from gpulens.pipeline.streams import StreamLayout
@@ -37,6 +37,8 @@ class GkeScraper:
         self._planner = Planner(node_resource(node), Scope(f"gpulens/{SOURCE}"), SOURCE)
         self._planned: tuple[PageLayout, Plan] | None = None
         self._steady = StreamLayout()
+        self._said: tuple[PageLayout, tuple[str, ...]] | None = None
+        self._said_ns = 0
 
     async def scrape(self, now_ns: int) -> Scraped:
         """The page as it is now, stamped with the time of the scrape. Raises ScrapeError."""
@@ -53,9 +55,16 @@ class GkeScraper:
         rejected = Counter({reason: page.errors[reason] for reason in LOST_LINES if reason in page.errors})
         values = plan.fill(page, rejected)
         layout, settled = self._steady.settle(plan.layout, values)
-        return Scraped(
-            Batch.of(layout, settled, now_ns, self._stream), rejected, reading.cut, WINDOW_S, reading.unchanged_s
-        )
+        batch = Batch.of(layout, settled, now_ns, self._stream)
+        return Scraped(batch, rejected, reading.cut, WINDOW_S, self._unchanged_s(page, plan, now_ns))
+
+    def _unchanged_s(self, page: Page, plan: Plan, now_ns: int) -> float:
+        """For how long the GPU families have said the same. The page as a whole never stands still: it holds the
+        collector's own go_* and process_* too."""
+        said = (page.layout, tuple(page.tokens[feed.index] for feed in plan.feeds))
+        if said != self._said:
+            self._said, self._said_ns = said, now_ns
+        return max(0, now_ns - self._said_ns) / 1e9
 
     def _plan(self, layout: PageLayout) -> Plan:
         if self._planned is None or self._planned[0] is not layout:

@@ -105,7 +105,7 @@ class Reader:
             rows += 1
             mine.add(device.hw_id)
             _note(devices, device)
-        for device in self._devices(() if allocatable is None else allocatable.devices, known, rejected):
+        for device in self._devices(() if allocatable is None else _each_id_once(allocatable), known, rejected):
             if device.hw_id in devices or len(devices) < MAX_ROWS:
                 _note(devices, device).allocatable += 1
             else:
@@ -166,12 +166,21 @@ class Reader:
 
     def _mode(self, device: _Device) -> str:
         """How the device is shared, from its ids alone."""
-        if not device.id.resolved:
-            return "unknown"
+        if not device.id.resolved or (device.id.kind is IdKind.CARD and not device.allocatable):
+            return "unknown"  # a card's id does not tell whether it is a share
         if device.id.shared or device.allocatable > 1:
             # MPS does not work on MIG: replicas of an instance are always time slices.
             return "time_slicing" if device.id.is_mig else self.sharing_mode or "unknown"
         return "mig" if device.id.is_mig else "exclusive"
+
+
+def _each_id_once(reply: AllocatableResourcesResponse) -> Iterator[ContainerDevices]:
+    """The groups without ids that an earlier group has: one device listed for two NUMA nodes is not two replicas."""
+    seen: set[str] = set()
+    for group in reply.devices:
+        new = [text for text in dict.fromkeys(group.device_ids) if text not in seen]
+        seen.update(new)
+        yield ContainerDevices(resource_name=group.resource_name, device_ids=new)
 
 
 def _note(devices: dict[str, _Device], device: DeviceId) -> _Device:

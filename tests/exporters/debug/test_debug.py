@@ -82,10 +82,30 @@ def test_normal_writes_a_line_a_point(output: io.StringIO) -> None:
     """Every present point has a line with its attributes and value, zero included."""
     export(settings(), BATCH, verbosity="normal")
     text = output.getvalue()
-    assert "hw.gpu.memory.usage{hw.id=GPU-0} 448\n" in text
-    assert "hw.gpu.memory.usage{hw.id=GPU-1} 0\n" in text
+    assert "hw.gpu.memory.usage{k8s.pod.name=a,hw.id=GPU-0} 448\n" in text
+    assert "hw.gpu.memory.usage{k8s.pod.name=a,hw.id=GPU-1} 0\n" in text
     assert "hw.power{} 70.5" in text
     assert "hw.energy" not in text
+
+
+@pytest.mark.parametrize("verbosity", ["normal", "detailed"])
+def test_sharing_pods_and_two_gpus_of_a_pod_are_told_apart(output: io.StringIO, verbosity: str) -> None:
+    """Two pods of one namespace on one GPU, one of them with a second one: no two points read the same."""
+    held = {"a": ("GPU-0", "GPU-1"), "b": ("GPU-0",)}
+    blocks = [
+        Block(
+            Resource({"k8s.namespace.name": "ml", "k8s.pod.name": pod}),
+            SCOPE,
+            [Series(metric("gpu.allocated"), {"hw.id": gpu}) for gpu in gpus],
+        )
+        for pod, gpus in held.items()
+    ]
+    export(settings(), Batch.of(Layout(blocks), [1, 1, 1], 10**18, "s"), verbosity=verbosity)
+    text = output.getvalue()
+    if verbosity == "normal":
+        lines = [line[line.index("gpu.") :] for line in text.splitlines() if "gpu.allocated{" in line]
+        assert len(set(lines)) == len(lines) == 3
+    assert text.count("k8s.pod.name") == (3 if verbosity == "normal" else 2)
 
 
 def test_detailed_writes_everything(output: io.StringIO) -> None:

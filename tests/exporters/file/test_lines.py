@@ -76,3 +76,19 @@ def test_opaque_parts_and_empty_batches_are_lines_too() -> None:
         (back,) = decode_request(request, "other")
         assert (back.stream, back.complete, back.layout.size) == ("x", True, 0)
         assert len(back.opaque) == len(each.opaque)
+
+
+def test_sharing_pods_and_two_gpus_of_a_pod_are_told_apart() -> None:
+    """Two pods of one namespace on one GPU, one of them with a second one: three series on the line and back."""
+    held = {"a": ("GPU-0", "GPU-1"), "b": ("GPU-0",)}
+    blocks = [
+        Block(
+            Resource({"k8s.namespace.name": "ml", "k8s.pod.name": pod}),
+            Scope("gpulens"),
+            [Series(Metric("gpu.allocated", is_int=True), {"hw.id": gpu}) for gpu in gpus],
+        )
+        for pod, gpus in held.items()
+    ]
+    (back,) = decode_request(decode_json(LineEncoder().encode(Batch.of(Layout(blocks), [1, 1, 1], 10**18, "s"))), "s")
+    seen = {(resource.text("k8s.pod.name"), series.text("hw.id")) for resource, _, series in back.layout.identities()}
+    assert seen == {("a", "GPU-0"), ("a", "GPU-1"), ("b", "GPU-0")}

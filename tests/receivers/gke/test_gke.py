@@ -140,13 +140,6 @@ def test_a_page_without_gpu_families_is_no_failure() -> None:
     assert {series.metric.name for _, _, series in scraped.batch.layout.identities()} == set()
 
 
-def test_a_frozen_page_can_be_told() -> None:
-    """How long the page has stood still travels with it, and its window with it."""
-    scraped = Node().read(f"duty_cycle_gpu_node{{{A}}} 5\n", unchanged_s=330)
-    assert scraped.unchanged_s == 330.0
-    assert scraped.window_s == 60.0
-
-
 def test_a_pod_that_ends_leaves_at_once_and_the_reading_stays() -> None:
     """The owner goes, the device's series are the same as before."""
     node = Node()
@@ -198,3 +191,26 @@ async def test_an_unchanged_page_is_timed_over_real_http() -> None:
     assert sink.last()["gpu.source.unchanged"] == [60.0]
     assert sink.last()["gpu.duty_cycle"] == [0.05]
     assert sink.last()["gpu.source.interval"] == [30.0]
+
+
+def test_exported_labels_are_the_owner_and_the_collectors_own_are_nobodys() -> None:
+    """A page as Prometheus holds it: target labels name the collector, the page's own were moved aside."""
+    moved = (
+        f'duty_cycle{{{A},exported_namespace="ml",exported_pod="train-0",exported_container="main",'
+        'namespace="kube-system",pod="nvidia-gpu-device-plugin-x",container="nvidia-gpu-device-plugin"} 97\n'
+    )
+    own = (
+        f'duty_cycle{{{A},namespace="kube-system",pod="nvidia-gpu-device-plugin-x",'
+        'container="nvidia-gpu-device-plugin"} 97\n'
+    )
+    assert {owner[2] for owner in owners(Node().read(moved))} == {"train-0"}
+    assert owners(Node().read(own)) == set()
+
+
+def test_a_frozen_page_can_be_told_although_the_collectors_own_metrics_move() -> None:
+    """The page also holds go_* and process_*: only the GPU families say how long it has stood still."""
+    node = Node()
+    still = [node.read(f"duty_cycle_gpu_node{{{A}}} 5\nprocess_cpu_seconds_total {tick}\n") for tick in range(4)]
+    assert still[0].window_s == 60.0
+    assert [scraped.unchanged_s for scraped in still] == [0.0, 30.0, 60.0, 90.0]
+    assert node.read(f"duty_cycle_gpu_node{{{A}}} 6\nprocess_cpu_seconds_total 9\n").unchanged_s == 0.0

@@ -156,3 +156,16 @@ def test_any_bytes_are_a_reply_or_an_error(data: bytes) -> None:
     except ScrapeError as error:
         reason = error.reason
     assert reason in ("", "malformed")
+
+
+def test_a_device_listed_twice_is_not_shared() -> None:
+    """One ContainerDevices a NUMA node may repeat an id: the GPU stays exclusive, so two owners are a conflict."""
+    found = read(pod_list(), allocatable(devices(GPU, A), devices(GPU, A)))
+    assert found.replicas == ((A, 1),)
+    assert found.sharing == ((A, "exclusive"),)
+
+
+def test_a_share_of_a_card_alone_does_not_tell_how_it_is_shared() -> None:
+    """Without the allocatable list card0-0 may be the whole card or one of its shares."""
+    found = read(pod_list(pod("a", "b", devices("gpu.intel.com/xe", "card0-0"))))
+    assert found.sharing == (("card0", "unknown"),)
