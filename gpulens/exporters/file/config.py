@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
@@ -38,7 +39,7 @@ class FileConfig(ComponentConfig):
 
     def destination(self) -> str | None:
         """Two exporters would write over each other in one file."""
-        return f"file {self.path}"
+        return f"file {os.path.normpath(self.path)}"
 
     @field_validator("path")
     @classmethod
