@@ -81,13 +81,14 @@ def _add_work(t: Table) -> None:
         legacy="dcgm_dec_utilization",
         level=only,
     )
+    # profiling fields are ratios by definition, under the old names and the new
     for number, metric, old, new in (
         (1001, "gpu.engine.active", "PROF_GR_ENGINE_ACTIVE", "PROF_GR_ENGINE_UTIL_RATIO"),
         (1002, "gpu.sm.active", "PROF_SM_ACTIVE", "PROF_SM_UTIL_RATIO"),
         (1003, "gpu.sm.occupancy", "PROF_SM_OCCUPANCY", "PROF_SM_OCCUPANCY_RATIO"),
         (1005, "gpu.memory.bandwidth.utilization", "PROF_DRAM_ACTIVE", "PROF_DRAM_UTIL_RATIO"),
     ):
-        t.add(number, metric, old={old: u.RATIO}, new={new: u.PROF_RATIO}, level=instance)
+        t.add(number, metric, old={old: u.RATIO}, new={new: u.RATIO}, level=instance)
     for number, pipe, old, new in (
         (1004, "tensor", "PROF_PIPE_TENSOR_ACTIVE", "PROF_TENSOR_UTIL_RATIO"),
         (1006, "fp64", "PROF_PIPE_FP64_ACTIVE", "PROF_FP64_UTIL_RATIO"),
@@ -98,9 +99,7 @@ def _add_work(t: Table) -> None:
         (1015, "tensor_dfma", "PROF_PIPE_TENSOR_DFMA_ACTIVE", "PROF_DFMA_UTIL_RATIO"),
         (1016, "int", "PROF_PIPE_INT_ACTIVE", "PROF_INT_UTIL_RATIO"),
     ):
-        t.add(
-            number, "gpu.pipe.active", ("gpu.pipe", pipe), old={old: u.RATIO}, new={new: u.PROF_RATIO}, level=instance
-        )
+        t.add(number, "gpu.pipe.active", ("gpu.pipe", pipe), old={old: u.RATIO}, new={new: u.RATIO}, level=instance)
 
 
 def _add_memory(t: Table) -> None:

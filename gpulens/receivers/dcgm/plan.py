@@ -1,24 +1,26 @@
 """A page's layout turned into a stream's: which sample feeds which series, worked out once for each page
 layout.
 
-Invariant: a plan depends on the page's names and labels only; `fill` moves numbers. Copies of one device's
-value (MIG rows, time-slicing rows, repeated lines) feed one series and never several.
+Invariant: a plan depends on the page's names and labels only, and on the UIDs that its pods had before; `fill`
+moves numbers. Copies of one device's value (MIG rows, time-slicing rows, repeated lines) feed one series and
+never several.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 from typing import Final, TypeVar
 
-from gpulens.pipeline.catalogue import metric
+from gpulens.pipeline.catalogue import MetricScope, metric, scope_of
 from gpulens.pipeline.data import Identity, Layout, Resource, Scope, Series, Value, build_layout
 from gpulens.pipeline.exposition import Page, PageLayout
 from gpulens.receivers.dcgm.field import Field, Level, Named
 from gpulens.receivers.dcgm.fields import find, is_dcgm_name
+from gpulens.receivers.dcgm.pod_uids import PodKey, PodUids, Sightings, sightings, with_uid
 from gpulens.receivers.dcgm.rows import Devices, Entity, Facts, Owner, Owners, RowLabels, is_new_exporter, row_labels
 from gpulens.receivers.dcgm.units import Either, Reason, Unit
 
@@ -31,6 +33,8 @@ _MOST_HOLDINGS: Final = 8192
 """GPUs with their MIG instances, and holders of them, that one page may name; the largest node has 16 x 8 and some
 hundreds. A page of 16 MiB in which every line names another device would make 150,000 series (0.5 GiB)."""
 _SAME: Final = 1e-3  # two units' rounding of one number
+_EXPORTER_LABELS: Final = ("hostname", "instance")
+"""Labels that tell exporters apart on a page of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ class Plan:
     - `facts`: how many series after the groups' are 1 by their existence.
     - `dropped`: rows that are struck out whatever their value, by reason.
     - `unknown`: names that claim to be DCGM's and are not known.
+    - `work`: the samples that feed what is charged to owners, by family (and node, on a page of several).
+    - `pods`, `uids`: the UIDs with which the page names its pods, and what was settled on.
     - `new_names`: the page's version label is that of exporter 4.9 and later; None when it has none.
     """
 
@@ -117,6 +123,13 @@ class Plan:
     unknown: frozenset[str]
     new_names: bool | None
     devices: int
+    work: Mapping[str, Callable[[Sequence[str]], Sequence[str]]]
+    pods: Sightings
+    uids: Mapping[PodKey, str]
+
+    def work_tokens(self, page: Page) -> dict[str, Sequence[str]]:
+        """The texts of the values that feed what is charged to owners, by family."""
+        return {family: pick(page.tokens) for family, pick in self.work.items()}
 
     def fill(self, page: Page, resolve: ResolveUnit, rejected: Counter[str]) -> Sequence[Value | None]:
         """One number (or None) a slot of `layout`; what is struck out is counted in `rejected`."""
@@ -146,6 +159,7 @@ class Planner:
         self._scope = scope
         self._source = source
         self._made: dict[tuple[str, tuple[tuple[str, str], ...]], Series] = {}
+        self._uids = PodUids()
 
     def _series(self, name: str, attributes: dict[str, str]) -> Series:
         """The series, the same object each time: comparing layouts is then a matter of identity."""
@@ -157,18 +171,29 @@ class Planner:
             series = self._made[key] = Series(metric(name), attributes)
         return series
 
+    def takes_up(self, plan: Plan) -> bool:
+        """Goes on with an earlier plan; False when its owners would now have other identities."""
+        if self._uids.settle(plan.pods) != plan.uids:
+            return False
+        if plan.devices:  # a page that says nothing about GPUs does not say either that the pods are gone
+            self._uids.keep(plan.uids)
+        return True
+
     def plan(self, layout: PageLayout) -> Plan:
-        """The plan of a page layout."""
+        """The plan of a page layout, which now is the page's."""
         drops: Counter[str] = Counter()
         unknown: set[str] = set()
         named = self._named(layout, unknown)
         labels = [row_labels(layout.samples[index]) for index, _ in named]
         devices, owners = Devices(labels), Owners(labels)
+        named_owners = [owners.owner(row) for row in labels]
+        pods = sightings(named_owners, _MOST_HOLDINGS)
+        uids = self._uids.settle(pods)
         facts_of = dict(islice(devices.facts.items(), _MOST_DEVICES))
         rows: list[_Row] = []
         holdings: set[tuple[Entity, Owner]] = set()
-        for (index, name), row in zip(named, labels, strict=True):
-            entity, owner = devices.entity(row), owners.owner(row)
+        for (index, name), row, named_owner in zip(named, labels, named_owners, strict=True):
+            entity, owner = devices.entity(row), with_uid(named_owner, uids)
             if entity is None:
                 drops[Reason.NO_DEVICE] += 1
                 continue
@@ -187,7 +212,22 @@ class Planner:
                 rows.append(_Row(index, name, row, entity, owner, "vgpu" in row))
         series = self._feeds(rows, facts_of)
         facts = [*self._device_facts(facts_of), *self._allocations(holdings)]
-        return self._assemble(series, facts, drops, unknown, is_new_exporter(labels), len(facts_of))
+        groups, slots_of = _grouped(series, facts)
+        if facts_of:
+            self._uids.keep(uids)
+        return Plan(
+            layout=slots_of.layout,
+            groups=groups,
+            order=slots_of.order,
+            facts=len(facts),
+            dropped=drops,
+            unknown=frozenset(unknown),
+            new_names=is_new_exporter(labels),
+            devices=len(facts_of),
+            work=_work(series, layout),
+            pods=pods,
+            uids=uids,
+        )
 
     @staticmethod
     def _named(layout: PageLayout, unknown: set[str]) -> list[tuple[int, Named]]:
@@ -211,9 +251,10 @@ class Planner:
         whole = {_place(row) for row in rows if not row.shared and row.owner is None}
         for row in rows:
             field = row.named.field
-            if row.shared and row.owner is not None and field.process_metric and _place(row) in whole:
-                identity = self._process_identity(field, row.entity, row.owner)
-                feeds.setdefault(identity, []).append(Candidate(row.index, row.named.unit))
+            if row.shared and field.process_metric and _place(row) in whole:
+                if row.owner is not None:  # one share of the device, and no copy of its value
+                    identity = self._process_identity(field, row.entity, row.owner)
+                    feeds.setdefault(identity, []).append(Candidate(row.index, row.named.unit))
                 continue
             entity = row.entity if field.level is Level.INSTANCE else row.entity.parent
             extra = _label_attributes(field, row.labels)
@@ -261,23 +302,38 @@ class Planner:
     def _fact(self, name: str, attributes: dict[str, str]) -> Identity:
         return self._node, self._scope, self._series(name, attributes)
 
-    def _assemble(
-        self,
-        feeds: dict[Identity, list[Candidate]],
-        facts: Sequence[Identity],
-        drops: Counter[str],
-        unknown: set[str],
-        new_names: bool | None,
-        devices: int,
-    ) -> Plan:
-        """Groups the series by unit, and notes where each of them stands in the layout."""
-        by_unit: dict[Unit | Either, list[tuple[Identity, list[Candidate]]]] = {}
-        for identity, candidates in feeds.items():
-            by_unit.setdefault(candidates[0].unit, []).append((identity, candidates))
-        groups = tuple(Group(unit, [candidates for _, candidates in each]) for unit, each in by_unit.items())
-        flat = [identity for each in by_unit.values() for identity, _ in each]
-        layout, slots = build_layout([*flat, *facts])
-        return Plan(layout, groups, _permutation(slots), len(facts), drops, frozenset(unknown), new_names, devices)
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    layout: Layout
+    order: Callable[[Sequence[Value | None]], Sequence[Value | None]]
+
+
+def _grouped(feeds: dict[Identity, list[Candidate]], facts: Sequence[Identity]) -> tuple[tuple[Group, ...], _Slots]:
+    """Groups the series by unit, and notes where each of them stands in the layout."""
+    by_unit: dict[Unit | Either, list[tuple[Identity, list[Candidate]]]] = {}
+    for identity, candidates in feeds.items():
+        by_unit.setdefault(candidates[0].unit, []).append((identity, candidates))
+    groups = tuple(Group(unit, [candidates for _, candidates in each]) for unit, each in by_unit.items())
+    flat = [identity for each in by_unit.values() for identity, _ in each]
+    layout, slots = build_layout([*flat, *facts])
+    return groups, _Slots(layout, _permutation(slots))
+
+
+def _work(
+    feeds: dict[Identity, list[Candidate]], layout: PageLayout
+) -> dict[str, Callable[[Sequence[str]], Sequence[str]]]:
+    """The samples of each family that feeds what is charged to owners. A page of several nodes comes from several
+    exporters, each with a pace of its own."""
+    families: dict[str, list[int]] = {}
+    for (_, _, series), candidates in feeds.items():
+        if scope_of(series.metric.name) is not MetricScope.WORK:
+            continue
+        for candidate in candidates:
+            key = layout.samples[candidate.index]
+            exporter = [value for name, value in key.labels if name.lower() in _EXPORTER_LABELS]
+            families.setdefault("@".join((key.name, *exporter)), []).append(candidate.index)
+    return {family: picker(indexes) for family, indexes in families.items()}
 
 
 def _place(row: _Row) -> tuple[int, Entity]:

@@ -1,7 +1,9 @@
 """What the labels of a dcgm-exporter row say: which device it is about, and who holds it.
 
 Invariant: a pod counts as an owner only when nothing suggests that it is the exporter itself; in doubt
-there is no owner. An empty label is an absent one, and label keys are compared without regard to case.
+there is no owner. A device is what a row names by UUID, never by its index on some node. An empty label is an
+absent one; label keys are compared without regard to case, and of equal ones the exporter's own, which stands
+first, counts.
 
 Sources: label names of all exporter generations and the label clash of Prometheus' honor_labels, both ways,
 as dcgm-exporter's issues 27, 340, 363 and 411 and a GPU Operator page show them.
@@ -9,7 +11,7 @@ as dcgm-exporter's issues 27, 340, 363 and 411 and a GPU Operator page show them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,8 +79,12 @@ class Facts:
 
 
 def row_labels(key: SampleKey) -> RowLabels:
-    """The labels that say something, by lower-case key."""
-    return {name.lower(): value for name, value in key.labels if value}
+    """The labels that say something, by lower-case key; the first of equal keys, since a pod's own labels come
+    behind the exporter's."""
+    first: dict[str, str] = {}
+    for name, value in key.labels:
+        first.setdefault(name.lower(), value)
+    return {name: value for name, value in first.items() if value}
 
 
 def normal_pci(address: str) -> str:
@@ -112,30 +118,30 @@ class Devices:
 
     def __init__(self, rows: Iterable[RowLabels]) -> None:
         self.facts: dict[Entity, Facts] = {}
-        self._by_index: dict[str, str] = {}
         for labels in rows:
-            uuid = _uuid(labels)
-            if uuid:
-                index = labels.get("gpu", "")
-                # two GPUs of one index: a page of several nodes, where the index says nothing
-                self._by_index[index] = uuid if self._by_index.get(index, uuid) == uuid else ""
-                self._learn(uuid, labels)
+            entity = self.entity(labels)
+            if entity is not None:
+                self._learn(entity, labels)
 
-    def _learn(self, uuid: str, labels: RowLabels) -> None:
-        entity = Entity(uuid, labels.get("gpu_i_id", ""))
+    def _learn(self, entity: Entity, labels: RowLabels) -> None:
         for each in (entity, entity.parent) if entity.gi else (entity,):
             facts = self.facts.setdefault(each, Facts())
             facts.learn(labels)
             if not each.gi:
                 facts.profile = ""
 
-    def entity(self, labels: RowLabels) -> Entity | None:
-        """Which device a row is about; None when it names none."""
-        uuid = _uuid(labels) or self._by_index.get(labels.get("gpu", ""), "")
+    @staticmethod
+    def entity(labels: RowLabels) -> Entity | None:
+        """Which device a row is about; None when it names none, as the rows of an NVSwitch do."""
+        uuid = _uuid(labels)
         return Entity(uuid, labels.get("gpu_i_id", "")) if uuid else None
 
 
 def _uuid(labels: RowLabels) -> str:
+    """The GPU's UUID: `gpu_uuid` on NVLink rows, `UUID` on all others. Where both stand, one is a pod's own
+    label, and those come last."""
+    if "uuid" in labels and "gpu_uuid" in labels:
+        return next(value for name, value in labels.items() if name in ("uuid", "gpu_uuid"))
     return labels.get("uuid", "") or labels.get("gpu_uuid", "")
 
 
@@ -144,11 +150,13 @@ class Owners:
 
     Read straight from the exporter, a row's pod is its holder. Behind a Prometheus (a federated page) it
     may be the exporter's own pod: on all rows when honor_labels is off (the holder then stands in
-    `exported_pod`), and on the rows of free GPUs when it is on.
+    `exported_pod`), and on the rows of free GPUs when it is on. In that last case a pod that can't be recognised as
+    the exporter's may be it all the same, under a name of someone's choice, until another row shows the one that is.
     """
 
-    def __init__(self, rows: Iterable[RowLabels]) -> None:
+    def __init__(self, rows: Sequence[RowLabels]) -> None:
         self._renamed = any("exported_pod" in labels or "exported_namespace" in labels for labels in rows)
+        self._recognised = any(_is_exporter(*_plain_names(labels), labels) for labels in rows)
 
     def owner(self, labels: RowLabels) -> Owner | None:
         """The holder, None when the row names none that can be believed."""
@@ -159,12 +167,22 @@ class Owners:
                 labels.get("exported_container", ""),
                 labels.get("exported_pod_uid", "") or labels.get("pod_uid", ""),
             )
-        pod = labels.get("pod", "") or labels.get("pod_name", "")
-        container = labels.get("container", "") or labels.get("container_name", "")
+        pod, container = _plain_names(labels)
         namespace = labels.get("namespace", "") or labels.get("pod_namespace", "")
-        if not pod or _is_exporter(pod, container, labels):
+        if not pod or _is_exporter(pod, container, labels) or (_has_target(labels) and not self._recognised):
             return None
         return _owner(namespace, pod, container, labels.get("pod_uid", ""))
+
+
+def _plain_names(labels: RowLabels) -> tuple[str, str]:
+    """Pod and container, whether the workload's or the target's."""
+    pod = labels.get("pod", "") or labels.get("pod_name", "")
+    return pod, labels.get("container", "") or labels.get("container_name", "")
+
+
+def _has_target(labels: RowLabels) -> bool:
+    """Whether a Prometheus has put its target labels on the row."""
+    return "instance" in labels and "job" in labels
 
 
 def _owner(namespace: str, pod: str, container: str, uid: str) -> Owner | None:
@@ -173,9 +191,11 @@ def _owner(namespace: str, pod: str, container: str, uid: str) -> Owner | None:
 
 def _is_exporter(pod: str, container: str, labels: RowLabels) -> bool:
     """Whether a row's pod is the one that serves the page."""
+    if not pod:
+        return False
     if _EXPORTER in pod or _EXPORTER in container or pod == labels.get("hostname", ""):
         return True
-    if "instance" not in labels or "job" not in labels:
+    if not _has_target(labels):
         return False
     # the target labels of a Prometheus: they name the exporter's service or job, and its pods are named after that
     targets = (labels.get("service", ""), labels.get("job", "").rpartition("/")[2])

@@ -78,12 +78,23 @@ class CounterColumn:
 
 
 class UnitResolver:
-    """Decides what a name that stands for two units holds, and remembers what the values have proven."""
+    """Decides what a name that stands for two units holds, and remembers what the values have proven for
+    as long as the exporter may be the same."""
 
     def __init__(self, setting: RatioNames) -> None:
         self._setting = setting
         self._proven: set[str] = set()
-        self.page_is_new: bool | None = None
+        self._page_is_new: bool | None = None
+
+    def turn_to(self, page_is_new: bool | None) -> None:
+        """Which version label the page has that is read next; with another kind it is another exporter's."""
+        if page_is_new is not self._page_is_new:
+            self.forget()
+        self._page_is_new = page_is_new
+
+    def forget(self) -> None:
+        """The page was away: what comes back may be another release, to which no proof applies."""
+        self._proven.clear()
 
     def __call__(self, either: Either, values: Sequence[float]) -> Unit:
         """The unit of these values."""
@@ -93,9 +104,9 @@ class UnitResolver:
             self._proven.add(either.name)
         if either.name in self._proven:
             return either.by_size
-        if self.page_is_new is None:
-            return either.default or UNDECIDED
-        return either.new if self.page_is_new else either.old
+        if self._page_is_new is None:
+            return UNDECIDED
+        return either.new if self._page_is_new else either.old
 
 
 class Announcer:
@@ -136,14 +147,14 @@ class DcgmScraper:
         self._announce = Announcer(log)
         self._steady = StreamLayout()
         self._counters = CounterColumn()
-        self._last: Page | None = None
+        self._planned: Plan | None = None
 
     async def scrape(self, now_ns: int) -> Scraped:
         """The page as it is now, stamped with the time of the scrape. Raises ScrapeError."""
         try:
             reading = await self._reader.read(now_ns)
         except ScrapeError:
-            self._refresh.interrupted()
+            self._away()
             raise
         return self.convert(reading, now_ns)
 
@@ -154,11 +165,15 @@ class DcgmScraper:
     def convert(self, reading: Reading, now_ns: int) -> Scraped:
         """What a page says. Raises ScrapeError when it says nothing about GPUs."""
         page = reading.page
-        plan = self._plan(page.layout)
+        last, plan = self._planned, self._plan(page.layout)
+        self._planned = plan
         if not plan.devices:
+            self._away()
             raise ScrapeError(reading.cut or _EMPTY, "cut" if reading.cut else "empty_page")
-        self._note_change(page, now_ns)
-        self._resolve.page_is_new = plan.new_names
+        if plan is not last:
+            self._refresh.interrupted()
+        self._refresh.observe(plan.work_tokens(page), now_ns)
+        self._resolve.turn_to(plan.new_names)
         rejected = Counter({reason: page.errors[reason] for reason in LOST_LINES if reason in page.errors})
         self._announce.lines(page)
         unknown = self._announce.families(plan.unknown)
@@ -172,18 +187,18 @@ class DcgmScraper:
         return Scraped(batch, reasons, self._problem(reading, plan), self._refresh.refresh_s, reading.unchanged_s)
 
     def _plan(self, layout: PageLayout) -> Plan:
-        plan = self._plans.pop(layout, None) or self._planner.plan(layout)
+        plan = self._plans.pop(layout, None)
+        if plan is None or (plan is not self._planned and not self._planner.takes_up(plan)):
+            plan = self._planner.plan(layout)
         self._plans[layout] = plan
         while len(self._plans) > 1 and (len(self._plans) > _PLANS or sum(map(len, self._plans)) > _PLANNED_SERIES):
             del self._plans[next(iter(self._plans))]
         return plan
 
-    def _note_change(self, page: Page, now_ns: int) -> None:
-        last, self._last = self._last, page
-        if last is None or last.layout is not page.layout:
-            self._refresh.interrupted()
-        elif last is not page and last.tokens != page.tokens:
-            self._refresh.changed(now_ns)
+    def _away(self) -> None:
+        """What was learned of the exporter may not be true of the one that comes back."""
+        self._refresh.forget()
+        self._resolve.forget()
 
     @staticmethod
     def _problem(reading: Reading, plan: Plan) -> str:

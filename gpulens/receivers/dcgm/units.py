@@ -136,8 +136,7 @@ class Either:
     """A name that stands for two units, depending on the exporter's version.
 
     `old` holds up to DCGM 4.6 and `new` from exporter 4.9 on. A number beyond `tell` proves `by_size`;
-    without such a number the version label decides, and without that `default`, and without that nothing is
-    read but zeros.
+    without such a number the version label decides, and without that nothing is read but zeros.
     """
 
     name: str
@@ -145,7 +144,6 @@ class Either:
     new: Unit
     tell: float
     by_size: Unit
-    default: Unit | None = None
 
 
 _TOP: Final = 2.0**62
@@ -174,7 +172,6 @@ UNDECIDED: Final = Unit("undecided", 1.0, 0, beyond=Reason.AMBIGUOUS_UNIT)
 """Zero is zero in any unit; anything else waits until the unit is known."""
 
 UTIL_RATIO: Final = Either("utilisation ratio", PERCENT, RATIO, tell=1.5, by_size=PERCENT)
-PROF_RATIO: Final = Either("profiling ratio", RATIO, RATIO, tell=1.5, by_size=PERCENT, default=RATIO)
 NVLINK_RATE: Final = Either("NVLink rate", MEGABYTES_PER_SECOND, BYTES_PER_SECOND, tell=1e7, by_size=BYTES_PER_SECOND)
 
 

@@ -25,7 +25,6 @@ def owner_of(row: dict[str, str], *others: dict[str, str]) -> Owner | None:
     [
         {"namespace": "ml", "pod": "bert-0", "container": "train"},
         {"pod_namespace": "ml", "pod_name": "bert-0", "container_name": "train"},
-        {**TARGET, "namespace": "ml", "pod": "bert-0", "container": "train"},
         {
             **TARGET,
             "namespace": "monitoring",
@@ -38,7 +37,7 @@ def owner_of(row: dict[str, str], *others: dict[str, str]) -> Owner | None:
     ],
 )
 def test_finds_the_workload(row: dict[str, str]) -> None:
-    """Old and new label names, a direct scrape, and a Prometheus with honor_labels on or off: the same owner."""
+    """Old and new label names, a direct scrape, and a Prometheus with honor_labels off: the same owner."""
     assert owner_of(row) == Owner("ml", "bert-0", "train")
 
 
@@ -68,6 +67,23 @@ def test_with_honor_labels_off_a_row_without_exported_labels_is_free() -> None:
     assert owner_of(busy, free) == Owner("ml", "bert-0")
 
 
+def test_with_honor_labels_on_owners_count_once_the_exporter_is_recognised() -> None:
+    """A row that shows the exporter's own pod makes the other rows' pods true holders."""
+    busy = {**TARGET, "namespace": "ml", "pod": "bert-0", "container": "train"}
+    free = {**TARGET, "namespace": "monitoring", "pod": "dcgm-exporter-x7", "container": "exporter"}
+    assert owner_of(busy, free) == Owner("ml", "bert-0", "train")
+    assert owner_of(free, busy) is None
+
+
+def test_an_exporter_under_a_name_of_its_own_behind_prometheus_is_no_owner() -> None:
+    """With target labels and no row that shows who the exporter is, every pod may be it: no owner."""
+    target = {"job": "kubernetes-pods", "instance": "10.0.0.1:9400"}
+    row = {**target, "namespace": "mon", "pod": "gpu-telemetry-x7k2p", "container": "exporter"}
+    assert owner_of(row) is None
+    assert owner_of(row, {**target, "namespace": "ml", "pod": "bert-0", "container": "train"}) is None
+    assert owner_of({name: text for name, text in row.items() if name != "job"}) is not None
+
+
 def test_pod_labels_that_look_like_target_labels_do_not_hide_a_workload() -> None:
     """With pod labels as metric labels, a workload may carry a `service` of its own name."""
     row = {"namespace": "ml", "pod": "bert-0", "container": "bert", "service": "bert"}
@@ -78,6 +94,25 @@ def test_an_empty_label_is_an_absent_one_and_case_does_not_matter() -> None:
     """`pod_uid=""` is no UID, and Hostname and hostname are one label."""
     labels = row_labels(SampleKey("m", (("Hostname", "n"), ("UUID", "GPU-a"), ("pod_uid", ""))))
     assert labels == {"hostname": "n", "uuid": "GPU-a"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ((("gpu", "0"), ("UUID", "GPU-a"), ("pod", "p"), ("GPU", "h100"), ("uuid", "build-77")), "GPU-a"),
+        ((("nvlink", "3"), ("gpu", "0"), ("gpu_uuid", "GPU-a"), ("pod", "p"), ("uuid", "build-77")), "GPU-a"),
+        ((("gpu", "0"), ("UUID", "GPU-a"), ("pod", "p"), ("gpu_uuid", "build-77")), "GPU-a"),
+        ((("gpu", "0"), ("UUID", ""), ("uuid", "build-77")), None),
+    ],
+)
+def test_a_pods_own_labels_never_replace_the_exporters(
+    labels: tuple[tuple[str, str], ...], expected: str | None
+) -> None:
+    """Of keys that are equal but for case the first counts, and so does the first of the two that name a UUID."""
+    row = row_labels(SampleKey("m", labels))
+    devices = Devices([row])
+    assert devices.entity(row) == (Entity(expected) if expected else None)
+    assert {facts.index for facts in devices.facts.values()} <= {"0"}
 
 
 def test_a_pod_uid_is_kept() -> None:
@@ -98,11 +133,10 @@ def test_mig_rows_are_instances_of_their_parent() -> None:
     assert devices.facts[entity.parent].minor == "3"
 
 
-def test_a_row_without_uuid_is_found_by_its_index_on_one_node_only() -> None:
-    """`gpu=` joins rows of one page; where two GPUs have one index (several nodes) it joins nothing."""
+def test_nothing_is_joined_by_index() -> None:
+    """A row without a UUID is no GPU's, whatever its `gpu=` and whoever else has that index."""
     link = {"gpu": "0", "nvlink": "3"}
-    assert Devices([{"uuid": "GPU-a", "gpu": "0"}]).entity(link) == Entity("GPU-a")
-    assert Devices([{"uuid": "GPU-a", "gpu": "0"}, {"uuid": "GPU-b", "gpu": "0"}]).entity(link) is None
+    assert Devices([{"uuid": "GPU-a", "gpu": "0"}]).entity(link) is None
     assert Devices([{"gpu_uuid": "GPU-c", "nvlink": "1"}]).entity({"gpu_uuid": "GPU-c"}) == Entity("GPU-c")
 
 

@@ -173,7 +173,7 @@ def test_gpu_util_ratio_is_read_in_its_true_unit_or_not_at_all(
     assert value(found, "hw.gpu.utilization") == expected
 
 
-def test_one_value_above_the_ratio_proves_percent_for_good() -> None:
+def test_one_value_above_the_ratio_proves_percent_while_the_exporter_stays() -> None:
     """Once a source has shown percent under a ratio's name, its 1 is 1 %."""
     node = Node()
     assert value(node.read(line("DEV_GPU_UTIL_RATIO", "1")), "hw.gpu.utilization") is None
@@ -225,10 +225,10 @@ def test_a_page_without_gpus_is_a_failure_that_says_what_to_look_at(page: str) -
 
 
 def windows(node: Node, numbers: Iterable[int], step_s: float) -> list[float]:
-    """The window after each of these readings of the power."""
+    """The window after each of these readings of the memory."""
     found = []
     for number in numbers:
-        node.read(line("DEV_POWER_USAGE", number), step_s=step_s)
+        node.read(line("DEV_FB_USED", number), step_s=step_s)
         found.append(node.window_s)
     return found
 
@@ -255,7 +255,7 @@ def test_missed_scrapes_teach_nothing() -> None:
     node = Node(collection_interval="10s")
     for tick in range(40):
         extra = line("DEV_GPU_TEMP", 40) if tick % 2 else ""
-        node.read(line("DEV_POWER_USAGE", tick) + extra, step_s=10)
+        node.read(line("DEV_FB_USED", tick) + extra, step_s=10)
     assert node.window_s == 30
 
 
