@@ -78,13 +78,26 @@ class Facts:
         self.minor = self.minor or labels.get("dcgm_fi_dev_minor_number", "") or _minor(device)
 
 
+_ATTRIBUTES = frozenset(
+    ("container", "namespace", "pod", "pod_uid", "vgpu", "hpc_job", "container_name", "pod_namespace", "pod_name")
+)
+
+
 def row_labels(key: SampleKey) -> RowLabels:
-    """The labels that say something, by lower-case key; the first of equal keys, since a pod's own labels come
-    behind the exporter's."""
-    first: dict[str, str] = {}
+    """The labels that say something, by lower-case key.
+
+    A pod's own labels stand between the exporter's device keys, whose case has changed over releases, and its
+    attributes, which are always lower case. So the first of equal device keys counts, and of the attributes only the
+    one that is spelled so.
+    """
+    found: dict[str, str] = {}
     for name, value in key.labels:
-        first.setdefault(name.lower(), value)
-    return {name: value for name, value in first.items() if value}
+        folded = name.lower()
+        if folded not in _ATTRIBUTES:
+            found.setdefault(folded, value)
+        elif folded == name:
+            found[name] = value
+    return {name: value for name, value in found.items() if value}
 
 
 def normal_pci(address: str) -> str:

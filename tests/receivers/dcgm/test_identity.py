@@ -144,3 +144,10 @@ def test_a_profiling_ratio_is_never_percent(name: str) -> None:
     node.read(line(name, 44))
     assert node.rejected == {"out_of_range": 1}
     assert value(node.read(line(name, "0.44")), metric) == 0.44
+
+
+def test_a_pods_label_in_another_case_names_no_owner() -> None:
+    """Pod labels stand before the exporter's own attributes: `Pod` is the pod's label, `pod` the exporter's word."""
+    labels = GPU + ',Namespace="x",Pod="label",container="c",namespace="ml",pod="train-0"'
+    found = Node().read(line("DEV_GPU_UTIL", 5, labels))
+    assert owners(found) == {("GPU-a", "ml", "train-0", "c")}
