@@ -6,12 +6,11 @@ Run: python bench/otlp_encode.py
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.parse import best
 from gpulens.pipeline.catalogue import CATALOGUE
 from gpulens.pipeline.data import Batch, Block, Layout, Resource, Scope, Series
 from gpulens.pipeline.otlp import Decoder, encode
@@ -51,16 +50,6 @@ def tick_layout() -> Layout:
     return Layout(blocks)
 
 
-def best(work: Callable[[], object], rounds: int) -> float:
-    """Seconds of processor time of the quickest round."""
-    spent = []
-    for _ in range(rounds):
-        begin = time.process_time()
-        work()
-        spent.append(time.process_time() - begin)
-    return min(spent)
-
-
 def main() -> None:
     """Prints the table."""
     layout = tick_layout()
@@ -71,10 +60,10 @@ def main() -> None:
     assert compiled == encode(batch)
     decoder = Decoder()
     rows = [
-        ("built point by point (protobuf, upb)", best(lambda: encode(batch), 10)),
-        ("patched into the compiled form", best(lambda: encoder.encode(batch), 200)),
-        ("first sight and compilation", best(lambda: _compile(batch), 5)),
-        ("decoded (protobuf, upb; same content again)", best(lambda: decoder.decode_bytes(compiled, "bench"), 5)),
+        ("built point by point (protobuf, upb)", best(lambda: encode(batch), 10) / 1e3),
+        ("patched into the compiled form", best(lambda: encoder.encode(batch), 200) / 1e3),
+        ("first sight and compilation", best(lambda: _compile(batch), 5) / 1e3),
+        ("decoded (protobuf, upb; same content again)", best(lambda: decoder.decode_bytes(compiled, "bench"), 5) / 1e3),
     ]
     base = rows[0][1]
     print(f"{layout.size} series in {len(layout.blocks)} blocks, {len(compiled)} bytes\n")

@@ -415,17 +415,9 @@ def build_layout(identities: Iterable[Identity]) -> tuple[Layout, list[int]]:
     return layout, [layout.slots[identity] for identity in given]
 
 
-def concatenate(first: Batch, second: Batch) -> Batch:
-    """Two batches of one stream as one; `second` decides stream, completeness, events and opaque parts come from both.
-
-    Raises ValueError when a series stands in both.
-    """
-    layout = Layout(chain(first.layout.blocks, second.layout.blocks))
-    return concatenate_on(layout, first, second)
-
-
 def concatenate_on(layout: Layout, first: Batch, second: Batch) -> Batch:
-    """As `concatenate`, on a layout built before: the per-tick form, which only moves numbers."""
+    """Two batches of one stream as one, on the layout of both, which was built before: only numbers move. `second`
+    decides stream and completeness; events and opaque parts come from both."""
     shift = first.layout.size
     absent = first.absent
     if second.absent:

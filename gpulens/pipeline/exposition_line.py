@@ -35,10 +35,6 @@ class SampleKey:
     name: str
     labels: Labels
 
-    def label_map(self) -> dict[str, str]:
-        """The labels as a dictionary."""
-        return dict(self.labels)
-
 
 @dataclass(frozen=True, slots=True)
 class Tail:

@@ -31,7 +31,6 @@ from gpulens.pipeline.data import (
     bitmap,
     bitmap_slots,
     build_layout,
-    concatenate,
     concatenate_on,
 )
 
@@ -347,12 +346,12 @@ def test_concatenation_keeps_every_slot_of_both(
         )
 
     a, b = make(first, "a", True), make(second, "b", False)
-    both = concatenate(a, b)
+    both = concatenate_on(Layout((*a.layout.blocks, *b.layout.blocks)), a, b)
     assert repr(both.readings()) == repr([*a.readings(), *b.readings()])
     assert list(both.times()) == [*a.times(), *b.times()]
     assert list(both.starts()) == [*a.starts(), *b.starts()]
     assert (both.stream, both.complete) == ("b", False)
-    again = concatenate_on(both.layout, a, b)
+    again = concatenate_on(both.layout, a, b)  # the next tick
     assert again.layout is both.layout
     assert again.values == both.values
 
@@ -361,7 +360,7 @@ def test_concatenation_of_the_same_series_is_refused() -> None:
     """Two batches that both report a series can't be one."""
     batch = Batch.of(mixed_layout([True]), [1], 1, "s")
     with pytest.raises(ValueError, match="stands twice"):
-        concatenate(batch, batch)
+        Layout((*batch.layout.blocks, *batch.layout.blocks))
 
 
 def test_the_newest_event_time_is_found() -> None:

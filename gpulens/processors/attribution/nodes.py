@@ -14,7 +14,7 @@ from gpulens.pipeline.grid import NS
 from gpulens.processors.attribution.config import AttributionConfig
 from gpulens.processors.attribution.devices import DeviceMap, is_global
 from gpulens.processors.attribution.ownership import History, Owners, Reason, Snapshot, Verdict
-from gpulens.processors.attribution.plan import Plan
+from gpulens.processors.attribution.plan import Plan, SlotReader
 
 PAGES = frozenset({"dcgm", "gke"})
 """Allocation sources that are pages: their silence about a device proves nothing."""
@@ -107,7 +107,7 @@ class Nodes:
             if node is None:
                 self._nodes[name] = node = Node(name, resource, now_ns, now_ns)
             node.last_ns = max(node.last_ns, now_ns)
-        read = plan.reader(batch)
+        read = SlotReader(batch)
         self._learn_devices(plan, batch, read.absent)
         for slot, name, source in plan.intervals:
             if seconds := _duration(read(slot)):
@@ -115,7 +115,7 @@ class Nodes:
         for slot, name, source in plan.windows:
             if seconds := _duration(read(slot)):
                 self._nodes[name].window_ns[source, batch.stream] = round(seconds * NS)
-        self._learn_allocations(plan, batch)
+        self._learn_allocations(plan, batch, read)
         for node in self._told_of(batch.stream) + [self._nodes[name] for name in plan.nodes]:
             node.elected = self._elect(node)
         if batch.complete:
@@ -134,10 +134,9 @@ class Nodes:
                 if node.name not in plan.facts:
                     node.devices.learn(batch.stream, (), True)
 
-    def _learn_allocations(self, plan: Plan, batch: Batch) -> None:
-        read = plan.reader(batch)
+    def _learn_allocations(self, plan: Plan, batch: Batch, read: SlotReader) -> None:
         up = {(name, source): read(slot) != 0 for slot, name, source in plan.up}
-        spoken = {(name, source): owners for name, source, owners in plan.owners(batch)}
+        spoken = {(name, source): owners for name, source, owners in plan.owners(read)}
         asked = _asked_ns(plan, batch)
         exclusive: dict[str, set[str]] = {}
         for slot, name, device in plan.exclusive:

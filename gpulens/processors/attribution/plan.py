@@ -119,13 +119,8 @@ class Plan:
             case _:
                 pass
 
-    def reader(self, batch: Batch) -> SlotReader:
-        """Reads single slots of a batch on this layout."""
-        return SlotReader(batch)
-
-    def owners(self, batch: Batch) -> Iterator[tuple[str, str, dict[str, Owners]]]:
+    def owners(self, read: SlotReader) -> Iterator[tuple[str, str, dict[str, Owners]]]:
         """(node, source, owners by device) for each allocation source that the batch speaks for."""
-        read = self.reader(batch)
         found: dict[tuple[str, str], dict[str, Owners]] = {}
         for each in self.allocations:
             value = read(each.slot)

@@ -13,23 +13,12 @@ import pytest
 from gpulens.config.ids import ComponentID, Kind
 from gpulens.pipeline.catalogue import metric
 from gpulens.pipeline.clock import Clock, SystemClock
-from gpulens.pipeline.component import Extension, Settings
+from gpulens.pipeline.component import Settings
 from gpulens.pipeline.data import Batch, Block, Layout, Resource, Scope, Series
 from gpulens.pipeline.journal import ComponentLog
 from gpulens.pipeline.status import Status, StatusBoard
 from gpulens.pipeline.telemetry import Telemetry
-
-T = 1_700_000_000_000_000_000
-
-
-class NoExtensions:
-    """A host without extensions."""
-
-    def extension(self, component_id: ComponentID) -> Extension | None:
-        return None
-
-    def stop(self, reason: str) -> None:
-        raise AssertionError(reason)
+from tests.pipeline.export_bench import T
 
 
 class Rig:

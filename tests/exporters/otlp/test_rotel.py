@@ -12,7 +12,8 @@ from gpulens.exporters import otlp_grpc, otlp_http
 from gpulens.pipeline.ack import Ack
 from gpulens.pipeline.component import Exporter
 from gpulens.pipeline.data import Batch
-from tests.exporters.otlp.rig import NoExtensions, Rig, node, pod, tick, until
+from tests.exporters.otlp.rig import Rig, node, pod, tick, until
+from tests.pipeline.export_bench import NoExtensions
 
 Point = tuple[tuple[str, ...], str, tuple[str, ...], str, str]
 """(resource attributes, metric, point attributes, time, value)"""

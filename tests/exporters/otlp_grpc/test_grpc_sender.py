@@ -30,7 +30,8 @@ from gpulens.pipeline.errors import ExportError, PermanentError, RetryableError,
 from gpulens.pipeline.otlp import encode
 from gpulens.pipeline.otlp_sending import USER_AGENT
 from gpulens.pipeline.status import Status
-from tests.exporters.otlp.rig import NoExtensions, Rig, make_certificate, node, pod, tick, until
+from tests.exporters.otlp.rig import Rig, make_certificate, node, pod, tick, until
+from tests.pipeline.export_bench import NoExtensions
 
 Context = grpc.aio.ServicerContext[ExportMetricsServiceRequest, ExportMetricsServiceResponse]
 Answer = Callable[[Context], Awaitable[ExportMetricsServiceResponse]]

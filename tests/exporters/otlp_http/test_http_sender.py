@@ -29,7 +29,8 @@ from gpulens.pipeline.errors import ExportError, PermanentError, RetryableError,
 from gpulens.pipeline.otlp import encode
 from gpulens.pipeline.otlp_json import decode_json
 from gpulens.pipeline.otlp_sending import USER_AGENT
-from tests.exporters.otlp.rig import NoExtensions, Rig, make_certificate, node, pod, tick, until
+from tests.exporters.otlp.rig import Rig, make_certificate, node, pod, tick, until
+from tests.pipeline.export_bench import NoExtensions
 
 PROTO = "application/x-protobuf"
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
