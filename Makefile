@@ -59,7 +59,7 @@ $(VENV)/created.stamp:
 	fi; exit 1
 
 $(VENV)/run.stamp: $(VENV)/created.stamp pyproject.toml requirements-dev.txt
-	@$(INSTALL) --editable .
+	@$(INSTALL) --editable ".[nvidia]"
 	@touch $@
 
 # The peers (real third-party programs) have no wheel on some platforms: without one their tests are skipped.

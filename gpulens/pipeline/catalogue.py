@@ -28,13 +28,15 @@ class Reduce(Enum):
     """How a window of readings becomes one point."""
 
     MEAN = "mean"
+    MIN = "min"
     MAX = "max"
     LAST = "last"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row of the catalogue. `binary` metrics are 0/1 and get a final 0 before their series ends."""
+    """One row of the catalogue. `binary` metrics are 0/1 and get a final 0 before their series ends. An attribute that
+    ends with `.*` stands for all that begin so."""
 
     metric: Metric
     scope: MetricScope
@@ -47,7 +49,7 @@ DEVICE_KEYS: Final = ("hw.id", "hw.parent", "hw.name", "hw.model", "gpu.mig.prof
 """Point attributes that say which device; every metric of a device may carry them."""
 
 _D, _W, _O, _F = MetricScope.DEVICE, MetricScope.WORK, MetricScope.OWNER, MetricScope.FACT
-_MEAN, _MAX, _LAST = Reduce.MEAN, Reduce.MAX, Reduce.LAST
+_MEAN, _MIN, _MAX, _LAST = Reduce.MEAN, Reduce.MIN, Reduce.MAX, Reduce.LAST
 
 
 def _gauge(
@@ -81,6 +83,10 @@ _ROWS: Final[tuple[Entry, ...]] = (
     _gauge("hw.gpu.utilization", "1", _W, _MEAN,
            "Share of time in which at least one kernel (or codec job) was resident; not a measure of work.",
            "hw.gpu.task"),
+    _gauge("hw.gpu.utilization.max", "1", _W, _MAX,
+           "Highest kernel residency among the driver's own samples since the last reading.", "hw.gpu.task"),
+    _gauge("hw.gpu.utilization.p95", "1", _W, _MAX,
+           "95th percentile of the driver's own residency samples since the last reading.", "hw.gpu.task"),
     _gauge("gpu.duty_cycle", "1", _W, _MEAN,
            "Kernel residency over the last 10 s as GKE's collector reports it."),
     _gauge("gpu.engine.active", "1", _W, _MEAN, "Share of time in which the graphics or compute engine was busy."),
@@ -102,6 +108,7 @@ _ROWS: Final[tuple[Entry, ...]] = (
     _count("hw.energy", "J", _D, "Energy drawn since the driver was loaded.", "hw.type", is_int=False),
     _gauge("hw.temperature", "Cel", _D, _MAX, "Temperature.", "hw.sensor_location"),
     _gauge("hw.temperature.limit", "Cel", _D, _LAST, "Temperature at which the device acts.", "hw.limit_type"),
+    _gauge("gpu.temperature.margin", "Cel", _D, _MIN, "Degrees left until the device slows down."),
     _gauge("gpu.clock.frequency", "Hz", _D, _MEAN, "Clock frequency.", "gpu.clock"),
     _count("gpu.clock.throttle.time", "s", _D, "Time spent with clocks held back.", "gpu.clock.violation",
            is_int=False),
@@ -112,7 +119,9 @@ _ROWS: Final[tuple[Entry, ...]] = (
     _gauge("gpu.performance.state", "{state}", _D, _LAST, "Performance state; 0 is the fastest.", is_int=True),
     _count("hw.errors", "{error}", _D, "Errors.", "hw.type", "error.type", "gpu.error.source"),
     _flag("hw.status", _D, "1 for the state that the device is in.", "hw.type", "hw.state"),
-    _count("gpu.xid.errors", "{error}", _D, "XID events by code.", "gpu.xid"),
+    _flag("gpu.recovery.action", _D, "1 for what the driver says must be done to recover the device.",
+          "gpu.recovery.action"),
+    _count("gpu.xid.errors", "{error}", _D, "XID events by code.", "gpu.xid", "gpu.xid.class"),
     _gauge("gpu.xid.last", "{xid}", _D, _LAST,
            "Code of the last XID that the exporter saw since its start; a latch, not an event.", is_int=True),
     _gauge("gpu.xid.recent", "{error}", _D, _MAX,
@@ -140,8 +149,17 @@ _ROWS: Final[tuple[Entry, ...]] = (
            "process.pid", is_int=True),
     _gauge("gpu.process.utilization", "1", _O, _MEAN, "Kernel residency of the owner's processes.", "process.pid"),
     # --- facts that processors learn from
+    _flag("gpu.process.visible", _F,
+          "1 when every process of the node can be seen; with 0 an empty list says nothing.", "gpu.source"),
+    _flag("k8s.pod.info", _F, "Facts of a pod as attributes, on the pod's resource.", "k8s.pod.start_time",
+          "gpu.owner.kind", "gpu.owner.name", "k8s.pod.label.*", "k8s.pod.annotation.*"),
+    _flag("k8s.pod.phase", _F, "1 for the phase that the pod is in.", "k8s.pod.phase"),
+    _flag("k8s.pod.ready", _F, "1 when the pod is ready."),
+    _gauge("k8s.container.start_time", "s", _F, _LAST, "When the container was started, in seconds since 1970.",
+           "container.id"),
     _flag("gpu.device.info", _F, "Join keys of a device.", "gpu.mig.gi", "gpu.mig.ci", "gpu.minor",
-          "gpu.pci.address", "gpu.driver.version", "gpu.serial", "gpu.dra.driver", "gpu.dra.pool", "gpu.dra.device"),
+          "gpu.pci.address", "gpu.driver.version", "gpu.serial", "gpu.dra.driver", "gpu.dra.pool", "gpu.dra.device",
+          "gpu.device.plugin.id"),
     _flag("gpu.allocated", _F, "1 on each owner's resource; 0 on the node's when nobody holds the device.",
           "gpu.allocation.source"),
     _gauge("gpu.allocation.replicas", "{replica}", _F, _LAST, "Ways a device is shared; 1 is exclusive.",

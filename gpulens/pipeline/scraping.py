@@ -12,7 +12,7 @@ import traceback
 from collections import Counter
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from pydantic import field_validator
 
@@ -23,7 +23,7 @@ from gpulens.pipeline.ack import Ack
 from gpulens.pipeline.catalogue import metric
 from gpulens.pipeline.clock import Clock
 from gpulens.pipeline.component import Host, Metrics, Settings
-from gpulens.pipeline.data import Batch, Block, Layout, Resource, Scope, Series, Value, concatenate_on
+from gpulens.pipeline.data import EMPTY_LAYOUT, Batch, Block, Layout, Resource, Scope, Series, Value, concatenate_on
 from gpulens.pipeline.errors import RefusedError, ScrapeError
 from gpulens.pipeline.status import Status
 
@@ -69,6 +69,8 @@ class Scraped:
     window_s: float = 0.0
     unchanged_s: float | None = None
     """How long the source has said the same, byte for byte; None where that means nothing."""
+    before: tuple[Batch, ...] = ()
+    """Partial batches that go out first: the 0 with which a counter begins that is first seen at 1."""
 
 
 class Scraper(Protocol):
@@ -82,6 +84,14 @@ class Scraper(Protocol):
 
     async def close(self) -> None:
         """Lets go of connections; safe without a scrape and when called twice."""
+
+
+@runtime_checkable
+class Opens(Protocol):
+    """A scraper that needs more than its settings before the first scrape: an extension, a child process."""
+
+    async def open(self, host: Host) -> None:
+        """Gets it; called once, by the receiver's start. Raises StartError."""
 
 
 class DeadlineError(Exception):
@@ -159,7 +169,11 @@ class SignsOfLife:
 
 
 class ScrapeReceiver:
-    """A receiver made of a scraper and a timer."""
+    """A receiver made of a scraper and a timer.
+
+    A source that is read at several intervals has one for each `tier`: their streams are `<id>/<tier>`, and only the
+    one without a tier tells the signs of life.
+    """
 
     def __init__(
         self,
@@ -169,12 +183,14 @@ class ScrapeReceiver:
         scraper: Scraper,
         consumer: Metrics,
         keep_s: float | None = None,
+        tier: str = "",
     ) -> None:
         self._settings = settings
         self._config = config
         self._scraper = scraper
         self._consumer = consumer
-        self._stream = str(settings.id)
+        self._tier = tier
+        self._stream = f"{settings.id}/{tier}" if tier else str(settings.id)
         # Two receivers of one type are two sources: `dcgm` and `dcgm/b`.
         name = f"{source}/{settings.id.name}" if settings.id.name else source
         self._life = SignsOfLife(source, name, settings.node, config.collection_interval)
@@ -186,7 +202,9 @@ class ScrapeReceiver:
 
     async def start(self, host: Host) -> None:
         """Starts the timer; the first scrape comes after initial_delay."""
-        self._task = asyncio.create_task(self._run(), name=f"scrape {self._settings.id}")
+        if isinstance(self._scraper, Opens):
+            await self._scraper.open(host)
+        self._task = asyncio.create_task(self._run(), name=f"scrape {self._stream}")
 
     async def shutdown(self) -> None:
         """Stops the timer and lets go of the source."""
@@ -241,6 +259,11 @@ class ScrapeReceiver:
             batch = replace(batch, complete=False)
         elif settings.report(Status.OK, ""):
             settings.log.info("Scrape recovered.")
+        for earlier in scraped.before:
+            self._emit(earlier)
+        if self._tier:
+            self._emit(batch)
+            return
         self._life.learn(scraped)
         life = self._life.batch(True, now_ns, self._stream, batch.complete)
         self._emit(concatenate_on(self._join(life.layout, batch.layout), life, batch))
@@ -250,7 +273,10 @@ class ScrapeReceiver:
         settings.telemetry.count("otelcol_scraper_errored_metric_points", 1, receiver=self._stream, reason=error.reason)
         self._report(str(error))
         silent = self._last_good_s is None or settings.clock.monotonic() - self._last_good_s >= self._keep_s
-        self._emit(self._life.batch(False, now_ns, self._stream, complete=silent))
+        if not self._tier:
+            self._emit(self._life.batch(False, now_ns, self._stream, complete=silent))
+        elif silent:
+            self._emit(Batch.of(EMPTY_LAYOUT, (), now_ns, self._stream))
 
     def _report(self, problem: str) -> None:
         """Says it once for each change of state, not at each tick."""
