@@ -3,8 +3,9 @@
 Invariant: a table only. `application` is the workload's own fault and says nothing of the GPU; a code that is not in
 the table is `unknown`, never harmless.
 
-Sources: NVIDIA's "XID Errors" catalogue (what each code stands for and what is to be done), and the codes that NVIDIA's
-device plugin leaves out of its health check because they are the application's (13, 31, 43, 45, 68, 109).
+Sources: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors: what each code stands for and what is to be done),
+and the codes that NVIDIA's device plugin leaves out of its health check because they are the application's (13, 31, 43,
+45, 68, 109).
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ class XidClass(StrEnum):
 
 _CODES: Final[Mapping[XidClass, tuple[int, ...]]] = {
     # engine exceptions, page faults, illegal commands and timeouts that a program causes, and the clean-up after one
-    XidClass.APPLICATION: (13, 31, 32, 43, 45, 68, 69, 109),
-    # memory (48, 63, 64, 92, 94, 95, 140, 156, 157), off the bus (79), power, memory interface, micro-controllers
-    XidClass.HARDWARE: (46, 48, 54, 57, 58, 59, 61, 62, 63, 64, 79, 92, 93, 94, 95, 110, 140, 143, 156, 157),
+    XidClass.APPLICATION: (8, 13, 31, 32, 43, 45, 68, 69, 109),
+    # memory (48, 63, 64, 92, 94, 95, 140, 160), repairs (156, 157), off the bus (79), power, the memory's interface,
+    # micro-controllers
+    XidClass.HARDWARE: (46, 48, 54, 57, 58, 59, 61, 62, 63, 64, 79, 92, 93, 94, 95, 110, 140, 143, 156, 157, 158, 160),
     # the driver and its firmware (38, 119, 120: GSP)
-    XidClass.DRIVER: (8, 9, 12, 16, 38, 44, 56, 66, 80, 119, 120, 154),
-    # NVLink (74, 137, 144-150, 155) and the chip-to-chip link (121)
-    XidClass.LINK: (74, 121, 137, 144, 145, 146, 147, 148, 149, 150, 155),
+    XidClass.DRIVER: (9, 12, 16, 38, 56, 66, 80, 119, 120, 154),
+    # NVLink (74, 136, 137, 144-150, 155) and the chip-to-chip link (121)
+    XidClass.LINK: (74, 121, 136, 137, 144, 145, 146, 147, 148, 149, 150, 155),
 }
 
 XID_CLASSES: Final[Mapping[int, XidClass]] = MappingProxyType(

@@ -51,6 +51,7 @@ class Rig:
     delay_s: float = 1.0
     timeout_s: float = 0.0
     keep_s: float | None = None
+    tier: str = ""
     answer: Answer = fine
     refuse: str = ""
     clock: VirtualClock = field(default_factory=lambda: VirtualClock(start_ns=0))
@@ -72,6 +73,7 @@ class Rig:
             self,
             self,
             self.keep_s,
+            self.tier,
         )
 
     def report(self, status: Status, reason: str) -> bool:
@@ -325,6 +327,42 @@ async def test_the_window_of_a_source_is_a_series_while_it_is_known() -> None:
     rig = Rig(delay_s=0, answer=sequence(fine, windowed(30), windowed(20), refused, fine))
     await rig.run(45)
     assert [said(batch).get("gpu.source.window") for batch in rig.batches] == [None, 30, 20, 20, None]
+
+
+async def test_a_tier_has_a_stream_of_its_own_without_signs_of_life() -> None:
+    """One source read at two intervals must not say twice that it lives."""
+    rig = Rig(tier="errors")
+    await rig.run(12)
+    assert [said(batch) for batch in rig.batches] == [{"gpu.sm.active": 0.5}] * 2
+    assert all(batch.complete for batch in rig.batches)
+
+
+async def test_a_tier_that_stays_silent_is_taken_back() -> None:
+    """Nothing is said while its last readings are kept; then an empty complete batch takes them off."""
+    rig = Rig(tier="errors")
+
+    async def answer(now_ns: int) -> Scraped:
+        if rig.clock.monotonic() > 5:
+            raise ScrapeError("gone", "gone")
+        return await fine(now_ns)
+
+    rig.answer = answer
+    await rig.run(35)
+    assert [said(batch) for batch in rig.batches] == [{"gpu.sm.active": 0.5}, {}, {}]
+    assert [batch.stream for batch in rig.batches][1:] == ["fake/a/errors"] * 2
+    assert rig.reports[-1] == (Status.RECOVERABLE, "gone")
+
+
+async def test_what_comes_before_a_batch_goes_out_first() -> None:
+    """A counter that is first seen at 1 begins with a 0 at its start time."""
+
+    async def answer(now_ns: int) -> Scraped:
+        zero = Batch.of(READINGS, [0.0], now_ns - 1, "fake/a", complete=False)
+        return Scraped(reading(now_ns, 1.0), before=(zero,))
+
+    rig = Rig(answer=answer)
+    await rig.run(2)
+    assert [said(batch).get("gpu.sm.active") for batch in rig.batches] == [0.0, 1.0]
 
 
 async def test_refused_batches_are_counted_and_not_sent_again() -> None:
