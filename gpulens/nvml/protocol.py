@@ -36,7 +36,8 @@ class Do(StrEnum):
 
     - configure: first of all. `call_timeout_s`; `hung`: [[uuid, call], ...] that hung in the child before this one;
       `proc`: where the host's /proc is; `host_pid`: "auto", "true" or "false" (whether every process of the node can
-      be seen); `processes`: whether processes are read at all.
+      be seen); `processes`: whether processes are read at all. May be left out: `retry_s`: [first, longest] pause
+      before a call that hung is made again (30, 600); `gpm_window_s`: the shortest GPM window (1).
     - read: `tick` (a number that comes back), `tier`.
     - stop: shut NVML down and exit.
     """
@@ -50,7 +51,8 @@ class Say(StrEnum):
     """What the child tells (`say`).
 
     - driver: at every change of its state. `up`; while down `reason`, `code`, `text`; while up `driver`, `nvml`
-      (versions), `epoch`: rises each time the driver was loaded anew; `pids`: whether every process is visible.
+      (versions), `epoch`: rises each time the driver was loaded anew; `pids`: whether every process is visible;
+      `unreachable`: [[index, reason, code], ...] of GPUs that are listed and were never seen.
     - asked: the answer to a read, at once: `tick`, `tier`, `gpus` (UUIDs that will answer this tick), and `up`.
     - shape: before the readings that need it: `shape` (a number), `gpu`, `tier`, `entities` (device attributes, one
       map each), `series`: [[entity, row key, more attributes, owner], ...]; owner is null or

@@ -1,4 +1,4 @@
-"""The command line: run, validate, components, print-config, demo, simulate, replay.
+"""The command line: run, validate, components, print-config, demo, simulate, replay, doctor.
 
 Invariant: exit code 0 when all went well (also on SIGTERM), 1 on any failure; messages go to stderr, results to stdout.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from gpulens import __version__
 from gpulens.config import ServiceConfig, load, render, resolve
 from gpulens.config.ids import Kind
-from gpulens.pipeline import journal
+from gpulens.pipeline import doctor_report, journal
 from gpulens.pipeline.errors import ConfigError, GpulensError, StartError
 from gpulens.pipeline.registry import Registry
 from gpulens.pipeline.service import Service, node_name
@@ -85,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--world", default="", help="a world file in place of the built-in one")
     demo.add_argument("--scale", type=float, default=15.0, help="simulated seconds per second (default 15)")
     demo.add_argument("--record", default="", help="folder for a recording: raw.jsonl and out.jsonl")
+    checking = add("doctor", _doctor, "say what of this GPU node is there, what is missing, and the fix", config=True)
+    checking.description = doctor_report.HELP
+    checking.add_argument("--json", action="store_true", help="the report as JSON")
     # The simulator brings its own arguments and is imported only when it is asked for.
     simulating = commands.add_parser("simulate", help="a GPU node as a program, from a world file", add_help=False)
     simulating.set_defaults(command=_simulate)
@@ -185,6 +188,16 @@ def _components(_arguments: argparse.Namespace, _environ: Mapping[str, str]) -> 
             print(f"  - name: {name}\n    stability: {{{signals}}}")
     print("providers: [env, file, preset, yaml]")
     return 0
+
+
+def _doctor(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from gpulens.pipeline.doctor import Surroundings, examine
+
+    config = _load(arguments, environ)[0] if arguments.config or arguments.set else None
+    report = asyncio.run(examine(Surroundings(environ=environ), config))
+    colour = sys.stdout.isatty() and not environ.get("NO_COLOR")
+    print(doctor_report.as_json(report) if arguments.json else doctor_report.as_text(report, colour=colour), end="")
+    return 0 if report.healthy else 1
 
 
 def _demo(arguments: argparse.Namespace, _: Mapping[str, str]) -> int:

@@ -31,8 +31,10 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = MappingProxyType(
         Kind.RECEIVERS: {
             "dcgm": "gpulens.receivers.dcgm:FACTORY",
             "gke": "gpulens.receivers.gke:FACTORY",
+            "k8s_pods": "gpulens.receivers.k8s_pods:FACTORY",
             "otlp_json_file": "gpulens.receivers.otlp_json_file:FACTORY",
             "pod_resources": "gpulens.receivers.pod_resources:FACTORY",
+            "prometheus": "gpulens.receivers.prometheus:FACTORY",
         },
         Kind.PROCESSORS: {"attribution": "gpulens.processors.attribution:FACTORY"},
         Kind.EXPORTERS: {
@@ -43,7 +45,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = MappingProxyType(
             "prometheus": "gpulens.exporters.prometheus:FACTORY",
         },
         Kind.CONNECTORS: {},
-        Kind.EXTENSIONS: {},
+        Kind.EXTENSIONS: {"k8s_observer": "gpulens.extensions.k8s_observer:FACTORY"},
     }
 )
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from ssl import SSLContext
 from typing import Annotated, Final, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
@@ -18,9 +19,10 @@ import aiohttp
 from pydantic import AfterValidator, Field
 
 from gpulens.config.types import Duration, Secret
+from gpulens.pipeline.component import Host
 from gpulens.pipeline.errors import ScrapeError
 from gpulens.pipeline.exposition import Page, PageParser
-from gpulens.pipeline.scraping import ScrapeConfig
+from gpulens.pipeline.scraping import Opens, ScrapeConfig
 
 DEFAULT_MAX_PAGE_BYTES: Final = 16 * 2**20
 """A busy eight-GPU MIG node with per-pod rows serves about 10 MiB; a page is held twice while it is read,
@@ -66,10 +68,15 @@ class PageScrapeConfig(ScrapeConfig):
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A page as it came; `cut` says why its end is missing, empty when it is whole."""
+    """A page as it came.
+
+    - `cut` says why its end is missing, empty when it is whole.
+    - `origin` tells apart who served it (a pod's UID); empty where that is not known.
+    """
 
     data: bytes
     cut: str = ""
+    origin: str = ""
 
 
 class PageSource(Protocol):
@@ -83,19 +90,31 @@ class PageSource(Protocol):
 
 
 class HttpPages:
-    """A page over HTTP. `refused_hint` says what it means when nobody listens."""
+    """A page over HTTP. `refused_hint` says what it means when nobody listens; `tls` is for https pages;
+    `fresh_headers` gives, at each fetch, what may change meanwhile (a token that is renewed)."""
 
-    def __init__(self, url: str, headers: Mapping[str, Secret], max_bytes: int, refused_hint: str = "") -> None:
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, Secret],
+        max_bytes: int,
+        refused_hint: str = "",
+        tls: SSLContext | None = None,
+        fresh_headers: Callable[[], Mapping[str, str]] | None = None,
+    ) -> None:
         self._url = url
         self._headers = headers
         self._max_bytes = max_bytes
         self._refused_hint = refused_hint
+        self._tls = tls
+        self._fresh_headers = fresh_headers
         self._session: aiohttp.ClientSession | None = None
 
     async def fetch(self) -> Body:
         """The page, at most `max_bytes` of it. Raises ScrapeError; the deadline is the caller's."""
+        headers = self._fresh_headers() if self._fresh_headers is not None else None
         try:
-            async with self._open().get(self._url) as response:
+            async with self._open().get(self._url, headers=headers) as response:
                 if response.status != 200:
                     raise await self._refusal(response)
                 return await self._read(response)
@@ -119,7 +138,7 @@ class HttpPages:
             headers.update({name: value.reveal() for name, value in self._headers.items()})
             self._session = aiohttp.ClientSession(
                 headers=headers,
-                connector=aiohttp.TCPConnector(limit=1),
+                connector=aiohttp.TCPConnector(limit=1, ssl=True if self._tls is None else self._tls),
                 timeout=aiohttp.ClientTimeout(total=None),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
@@ -160,11 +179,13 @@ class Reading:
 
     - `unchanged_s`: for how long the page has been byte-identical; 0 when it is new.
     - `cut`: why its end is missing, empty when it is whole.
+    - `origin`: another one means another process behind the page; empty where that is not known.
     """
 
     page: Page
     unchanged_s: float
     cut: str
+    origin: str = ""
 
 
 class PageReader:
@@ -178,11 +199,16 @@ class PageReader:
         self._last: Reading | None = None
         self._since_ns = 0
 
+    async def open(self, host: Host) -> None:
+        """Gives the source what it needs of the host, where it needs anything. Raises StartError."""
+        if isinstance(self._source, Opens):
+            await self._source.open(host)
+
     async def read(self, now_ns: int) -> Reading:
         """The page as it is now. Raises ScrapeError."""
         body = await self._source.fetch()
         if self._last is None or body != self._body:
-            self._last = Reading(self._parser.parse(body.data), 0.0, body.cut)
+            self._last = Reading(self._parser.parse(body.data), 0.0, body.cut, body.origin)
             self._body, self._since_ns = body, now_ns
             return self._last
         return replace(self._last, unchanged_s=max(0, now_ns - self._since_ns) / 1e9)

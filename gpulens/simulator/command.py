@@ -17,6 +17,8 @@ from pathlib import Path
 
 from gpulens.pipeline.errors import StartError
 from gpulens.simulator.inventory import write_inventory
+from gpulens.simulator.nvml.build import BuildError
+from gpulens.simulator.nvml.world_state import WorldState, follow_world
 from gpulens.simulator.reading import shipped_worlds
 from gpulens.simulator.schema import parse_duration
 from gpulens.simulator.server import Simulator, serve
@@ -38,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--inventory",
         default=str(socket.with_name("inventory.jsonl")),
         help="where the map of MIG instances is written as a recording (default %(default)s)",
+    )
+    parser.add_argument(
+        "--nvml",
+        default="",
+        metavar="DIR",
+        help="put a fake libnvidia-ml.so.1 here, with its state and a /proc of the pods' processes (needs cc)",
     )
     parser.add_argument("--scale", type=_scale, default=1.0, help="simulated seconds per second (default 1)")
     parser.add_argument("--duration", type=_duration, default=None, help="stop after this time, as in 20s")
@@ -76,6 +84,7 @@ async def simulate(
     gke: str = DEFAULT_GKE,
     kubelet: str,
     inventory: str = "",
+    nvml: str = "",
     scale: float = 1.0,
     duration: float | None = None,
     say: Callable[[str], None] = print,
@@ -92,14 +101,30 @@ async def simulate(
     signals = (signal.SIGTERM, signal.SIGINT)
     for number in signals:
         loop.add_signal_handler(number, stop.set)
+    now = scaled_now(world.start_s, scale)
     try:
-        async with serve(world, scaled_now(world.start_s, scale), dcgm=dcgm, gke=gke, kubelet=kubelet) as simulator:
-            say(endpoints(simulator, scale))
+        async with contextlib.AsyncExitStack() as stack:
+            simulator = await stack.enter_async_context(serve(world, now, dcgm=dcgm, gke=gke, kubelet=kubelet))
+            library = await _nvml(stack, world, now, Path(nvml), scale) if nvml else ""
+            say(endpoints(simulator, scale) + library)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), duration)
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
+
+
+async def _nvml(
+    stack: contextlib.AsyncExitStack, world: World, now: Callable[[], float], folder: Path, scale: float
+) -> str:
+    """Serves the fake NVML while the stack lasts; the line that says where it is, or why it is not there."""
+    try:
+        state: WorldState = await stack.enter_async_context(follow_world(world, now, folder, scale=scale))
+    except BuildError as error:
+        return f"\n  NVML           not simulated: {error}"
+    except OSError as error:
+        raise StartError(f"simulate: {folder} can't be written: {error.strerror}; name another with --nvml") from error
+    return f"\n  NVML           {folder} (LD_LIBRARY_PATH, or the receiver's library_path); processes in {state.proc}"
 
 
 def _write_inventory(world: World, path: Path) -> None:

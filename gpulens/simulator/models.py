@@ -70,6 +70,22 @@ _MIG_80 = _profiles(
     ("4g.40gb", 4, 4),
     ("7g.80gb", 7, 8),
 )
+_MIG_141 = _profiles(
+    ("1g.18gb", 1, 1),
+    ("1g.35gb", 1, 2),
+    ("2g.35gb", 2, 2),
+    ("3g.71gb", 3, 4),
+    ("4g.71gb", 4, 4),
+    ("7g.141gb", 7, 8),
+)
+_MIG_180 = _profiles(
+    ("1g.23gb", 1, 1),
+    ("1g.45gb", 1, 2),
+    ("2g.45gb", 2, 2),
+    ("3g.90gb", 3, 4),
+    ("4g.90gb", 4, 4),
+    ("7g.180gb", 7, 8),
+)
 
 MODELS: Mapping[str, GpuModel] = {
     "T4": GpuModel(
@@ -86,6 +102,18 @@ MODELS: Mapping[str, GpuModel] = {
     ),
     "H100": GpuModel(
         "NVIDIA H100 80GB HBM3", 81559, 551, 69.0, 120.0, 700.0, 345, 1980, 2619, True, True, _HOPPER, _MIG_80
+    ),
+    "V100": GpuModel(
+        "Tesla V100-SXM2-16GB", 16384, 267, 40.0, 58.0, 300.0, 135, 1530, 877, True, True, _HOPPER, {}
+    ),
+    "H200": GpuModel(
+        "NVIDIA H200", 143771, 614, 71.0, 118.0, 700.0, 345, 1980, 3201, True, True, _HOPPER, _MIG_141
+    ),
+    "B200": GpuModel(
+        "NVIDIA B200", 183359, 721, 140.0, 190.0, 1000.0, 120, 1965, 3996, True, True, _HOPPER, _MIG_180
+    ),
+    "RTX4080": GpuModel(
+        "NVIDIA GeForce RTX 4080 SUPER", 16376, 392, 9.0, 32.0, 320.0, 210, 3105, 11501, False, False, _TURING, {}
     ),
 }  # fmt: skip
 

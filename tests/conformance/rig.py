@@ -126,7 +126,7 @@ class Rig:
         return changed
 
     def extension(self, component_id: ComponentID) -> Extension | None:
-        return None
+        return CASES[self.key].extensions.get(str(component_id))
 
     def stop(self, reason: str) -> None:
         self.stopped.append(reason)

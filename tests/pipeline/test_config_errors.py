@@ -24,7 +24,7 @@ receivers:
     collection_interval: -5s  # 26 receivers::dcgm: 'collection_interval' must be positive
     timeout: -1s  # 14 receivers::dcgm: 'timeout' must not be negative
   gke:
-    endpoint: ${{env:NOPE}}  # 15 receivers::gke: 'endpoint' is required; ${{env:NOPE}} is not set
+    endpoint: ${{env:NOPE}}  # 15 receivers::gke: needs either 'endpoint' (the page's address) or 'discovery' (the
     colour: red  # 5 receivers::gke: has invalid keys: colour
   pod_resources:
     endpoint: kubelet.sock  # 15 receivers::pod_resources: 'endpoint' "kubelet.sock" must name a socket by its whole

@@ -36,6 +36,11 @@ class AttributionConfig(ComponentConfig):
         2.0, description="How far the watermark stays behind the newest event."
     )
     sources: StringList = Field(
-        ("self", "pod_resources", "process", "gke", "dcgm"),
+        ("self", "pod_resources", "process", "gke", "dcgm", "prometheus"),
         description="Allocation sources in the order of trust; one that is not listed is ignored.",
+    )
+    system_namespaces: StringList = Field(
+        ("kube-system", "gke-managed-system", "gpu-operator"),
+        description="Namespaces whose pods are never reported as rogue: they run the node's own daemons (the MPS "
+        "control daemon, diagnostics).",
     )

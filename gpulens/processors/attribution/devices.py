@@ -33,6 +33,7 @@ class DeviceFact:
     minor: str = ""
     pci: str = ""
     dra: str = ""
+    plugin: str = ""
 
     @classmethod
     def of(cls, attrs: Mapping[str, AttributeValue]) -> DeviceFact:
@@ -50,16 +51,25 @@ class DeviceFact:
             text("gpu.minor"),
             text("gpu.pci.address"),
             dra,
+            text("gpu.device.plugin.id"),
         )
 
     def anywhere(self) -> DeviceFact:
         """What of it holds without knowing the node: UUIDs only."""
-        return replace(self, minor="", pci="", dra="")
+        return replace(self, minor="", pci="", dra="", plugin="")
 
     @property
     def key(self) -> str:
         """The one key of this device: a GPU's UUID, or `<parent>/gi<N>` for a MIG instance."""
         return f"{self.parent}/gi{self.gi}" if self.parent and self.gi else self.hw_id
+
+
+def _plugin_name(plugin: str) -> str:
+    """A device plugin's id for a device, spelled as `resolve` looks names up."""
+    gke = _GKE.match(plugin)
+    if gke is not None and gke["gi"] is None:
+        return f"minor:{gke['minor']}"  # one name for one claim: where it contradicts a minor, neither joins
+    return normal_pci(plugin) or plugin
 
 
 def normal_pci(address: str) -> str:
@@ -83,6 +93,8 @@ class DeviceMap:
         self._facts: dict[str, tuple[DeviceFact, ...]] = {}
         self._names: dict[str, str] = {}
         self._uuids: dict[str, str] = {}
+        self._keys: set[str] = set()
+        self._parents: dict[str, str] = {}
         self._gpus: tuple[str, ...] = ()
         self._resolved: dict[str, tuple[str, ...]] = {}
 
@@ -110,7 +122,7 @@ class DeviceMap:
     @property
     def keys(self) -> set[str]:
         """Every device that a stream described."""
-        return {fact.key for facts in self._facts.values() for fact in facts}
+        return set(self._keys)
 
     @property
     def hw_ids(self) -> set[str]:
@@ -133,7 +145,7 @@ class DeviceMap:
         if gke is not None:
             gpu = self._names.get(f"minor:{gke['minor']}")
             if gpu is None:
-                return (name,)
+                return (self._names.get(name, name),)
             return (f"{gpu}/gi{gke['gi']}" if gke["gi"] is not None else gpu,)
         old_mig = _OLD_MIG.match(name)
         name = f"{old_mig['gpu']}/gi{old_mig['gi']}" if old_mig is not None else normal_pci(name) or name
@@ -141,7 +153,7 @@ class DeviceMap:
 
     def is_resolved(self, key: str) -> bool:
         """The key names a device for sure: a GPU by UUID, an instance of one, or something a stream described."""
-        return key.startswith("GPU-") or key in self._uuids or key in self._names.values()
+        return key.startswith("GPU-") or key in self._keys or key in self._uuids
 
     def hw_id(self, key: str) -> str:
         """What stands in `hw.id` for a key: the MIG instance's UUID where it is known, else the key."""
@@ -150,19 +162,27 @@ class DeviceMap:
     def parent(self, key: str) -> str:
         """The GPU that a MIG instance is part of; empty for a whole GPU."""
         match = _INSTANCE.match(key)
-        return match["parent"] if match else ""
+        return match["parent"] if match else self._parents.get(key, "")
 
     def _build(self) -> None:
-        answers: dict[str, set[str]] = {}
+        facts = [fact for said in self._facts.values() for fact in said]
         uuids: dict[str, set[str]] = {}
+        for fact in facts:
+            if fact.key != fact.hw_id:
+                uuids.setdefault(fact.key, set()).add(fact.hw_id)
+        answers: dict[str, set[str]] = {}
         gpus: dict[str, None] = {}
-        for fact in (fact for facts in self._facts.values() for fact in facts):
+        self._keys, self._parents = set(), {}
+        for fact in facts:
             key = fact.key
-            answers.setdefault(fact.hw_id, set()).add(key)
-            if fact.dra:
-                answers.setdefault(fact.dra, set()).add(key)
-            if key != fact.hw_id:
-                uuids.setdefault(key, set()).add(fact.hw_id)
+            if len(uuids.get(key, ())) > 1 and key != fact.hw_id:
+                # One GPU instance under several UUIDs: several compute instances, or one word of several is stale
+                # (ids are reused after a re-partition). Each UUID stands for itself then.
+                key = fact.hw_id
+                self._parents[key] = fact.parent
+            self._keys.add(key)
+            for name in filter(None, (fact.hw_id, fact.dra, _plugin_name(fact.plugin))):
+                answers.setdefault(name, set()).add(key)
             if not fact.parent:
                 gpus[key] = None
                 if fact.minor:

@@ -254,7 +254,7 @@ class AttributionProcessor:
         if plan.allocations:
             disputed = frozenset((node.name, key) for node in nodes for key in self._nodes.disputed(node))
         owners_of = tuple(verdict.owner for verdict in verdicts)
-        return View(owners_of, elected, versions, disputed)
+        return View(owners_of, self._nodes.holders(plan), elected, versions, disputed)
 
     def _plan(self, layout: Layout) -> Plan:
         plan = self._plans.get(layout)
@@ -276,6 +276,7 @@ class AttributionProcessor:
 
     def _report(self) -> None:
         for instant in self._grid.due(self._watermark.ns):
+            self._nodes.judge(instant)
             batch = self._reporter.batch(self._nodes, instant)
             if batch is not None:
                 self._consumer.consume(batch, Ack())

@@ -13,7 +13,7 @@ from gpulens.pipeline.catalogue import MetricScope, scope_of
 from gpulens.pipeline.data import Identity, Projection, Resource, Scope, Series, build_layout
 from gpulens.processors.attribution.devices import DeviceMap
 from gpulens.processors.attribution.ownership import Owner
-from gpulens.processors.attribution.plan import Plan, node_of, with_owner
+from gpulens.processors.attribution.plan import Plan, home_of, node_of, with_owner
 
 OWN = Scope("gpulens")
 """The scope of what attribution says itself."""
@@ -24,12 +24,14 @@ class View:
     """What the mapping of one batch depends on, besides its layout.
 
     - `owners`: for each group of the plan, the one owner or None.
+    - `holders`: for each claim of the plan, the owner of the processes or None.
     - `elected`: node -> the allocation source whose word counts.
     - `versions`: node -> version of its device map.
     - `disputed`: (node, device key) with several owners although known to be exclusive.
     """
 
     owners: tuple[Owner | None, ...]
+    holders: tuple[Owner | None, ...]
     elected: tuple[tuple[str, str], ...]
     versions: tuple[tuple[str, int], ...]
     disputed: frozenset[tuple[str, str]]
@@ -50,6 +52,8 @@ def build(plan: Plan, view: View, devices: Mapping[str, DeviceMap]) -> Mapped:
     duplicates = 0
     for slot, identity in enumerate(plan.layout.identities()):
         for target in targets.of(slot, identity):
+            if target in slots_of and slot in plan.claimed and identity[2].metric.name != "gpu.allocated":
+                target = identity  # two processes are two series, whatever their containers are called
             if target in slots_of:
                 duplicates += 1
             else:
@@ -85,7 +89,10 @@ class _Targets:
         keys = known.resolve(device)
         if series.metric.name == "gpu.allocated":
             # Which source counts may change while the allocation lasts: the series is attribution's own word.
-            yield from ((resource, OWN, self._named(series, key, known)) for key in self._granted(identity, keys))
+            owned = self._owned(slot, resource)
+            if slot in self._plan.claimed and owned is resource:
+                return  # an allocation counts by names; to whom this one belongs is not known yet
+            yield from ((owned, OWN, self._named(series, key, known)) for key in self._granted(identity, keys))
         elif len(keys) != 1:
             yield identity
         else:
@@ -112,11 +119,15 @@ class _Targets:
         return self._series[mark]
 
     def _owned(self, slot: int, resource: Resource) -> Resource:
-        group = self._plan.work.get(slot)
-        owner = None if group is None else self._view.owners[group]
+        group, claim = self._plan.work.get(slot), self._plan.claimed.get(slot)
+        owner = None
+        if group is not None:
+            owner = self._view.owners[group]
+        elif claim is not None:
+            owner = self._view.holders[claim]
         if owner is None:
             return resource
         mark = (resource, owner)
         if mark not in self._resources:
-            self._resources[mark] = with_owner(resource, owner)
+            self._resources[mark] = with_owner(resource if claim is None else home_of(resource), owner)
         return self._resources[mark]

@@ -8,20 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import is_not
 
 from gpulens.pipeline.data import Batch, Resource
 from gpulens.pipeline.grid import NS
 from gpulens.processors.attribution.config import AttributionConfig
 from gpulens.processors.attribution.devices import DeviceMap, is_global
-from gpulens.processors.attribution.ownership import History, Owners, Reason, Snapshot, Verdict
-from gpulens.processors.attribution.plan import Plan, SlotReader
+from gpulens.processors.attribution.holders import WITNESS, Processes, Rogue, rogues
+from gpulens.processors.attribution.ownership import STRANGER, History, Owner, Owners, Reason, Snapshot, Verdict
+from gpulens.processors.attribution.plan import PROCESS, Claim, Plan, SlotReader
+from gpulens.processors.attribution.pods import NOTHING, Hint, Named, PodMap
 
-PAGES = frozenset({"dcgm", "gke"})
-"""Allocation sources that are pages: their silence about a device proves nothing."""
+LABELS = frozenset({"dcgm", "gke", "prometheus"})
+"""Allocation sources that are labels of a page: they had no beginning that we saw, so their first sight is no
+change."""
 
-WINDOWS_NS = {"dcgm": 30 * NS, "gke": 60 * NS}
-"""What a reading covers before its own time, until the receiver says so: the exporter's default refresh (30 s), and
-the age that GKE's page may have."""
+PAGES = LABELS | {PROCESS}
+"""Allocation sources whose silence about a device proves nothing, and which wait for better ones after the start."""
+
+INTERVALS_NS = {PROCESS: 15 * NS}
+"""Time between two words of an allocation source that does not tell: processes are read in a tier of their own."""
+
+WINDOWS_NS = {"dcgm": 30 * NS, "gke": 60 * NS, "prometheus": 30 * NS}
+"""What a reading covers before its own time, until the receiver says so: the exporter's default refresh (30 s), the
+age that GKE's page may have, and as much as dcgm-exporter's for pages of which nothing is known (the slowest vendor
+advises to scrape every 30 s)."""
 
 LONGEST_WINDOW_NS = 120 * NS
 LONGEST_DURATION_S = 1200.0
@@ -37,13 +48,17 @@ class Node:
     resource: Resource
     first_ns: int
     last_ns: int
+    processes: Processes
     devices: DeviceMap = field(default_factory=DeviceMap)
     histories: dict[tuple[str, str], History] = field(default_factory=dict)
     interval_ns: dict[str, int] = field(default_factory=dict)
     window_ns: dict[tuple[str, str], int] = field(default_factory=dict)
     """By source and stream: two exporters may renew their values at different intervals."""
+    pods: PodMap = field(default_factory=PodMap)
     elected: str = ""
     """The allocation source whose word counts now; empty when there is none."""
+    rogues: tuple[Rogue, ...] = ()
+    """Who has a process on a device without holding it, at the last grid instant."""
 
     def sources(self, source: str) -> list[History]:
         """What the streams of an allocation source said."""
@@ -55,6 +70,7 @@ class Node:
         yield self.resource
         yield self.elected
         yield self.devices.state
+        yield self.rogues
         for history in self.sources(self.elected):
             last = history.last
             yield None if last is None else last.owners
@@ -93,11 +109,16 @@ class Nodes:
         """Takes up nodes that were saved."""
         for node in nodes:
             self._nodes[node.name] = node
-            for stream in {*node.devices.facts, *(stream for _, stream in node.histories)}:
+            told = {*node.devices.facts, *node.pods.said, *node.processes.streams}
+            for stream in told.union(stream for _, stream in node.histories):
                 self._told.setdefault(stream, set()).add(node.name)
             if node.name:
                 self._homes.update({device: node.name for device in node.names() if is_global(device)})
             node.elected = self._elect(node)
+
+    def fresh(self, name: str, resource: Resource, first_ns: int) -> Node:
+        """A node of which nothing is known yet."""
+        return Node(name, resource, first_ns, first_ns, Processes(round(self._config.max_gap * NS)))
 
     def learn(self, plan: Plan, batch: Batch) -> None:
         """Takes in the facts of a batch: devices, allocations, intervals, signs of life."""
@@ -105,7 +126,7 @@ class Nodes:
         for name, resource in plan.nodes.items():
             node = self._nodes.get(name)
             if node is None:
-                self._nodes[name] = node = Node(name, resource, now_ns, now_ns)
+                self._nodes[name] = node = self.fresh(name, resource, now_ns)
             node.last_ns = max(node.last_ns, now_ns)
         read = SlotReader(batch)
         self._learn_devices(plan, batch, read.absent)
@@ -115,6 +136,8 @@ class Nodes:
         for slot, name, source in plan.windows:
             if seconds := _duration(read(slot)):
                 self._nodes[name].window_ns[source, batch.stream] = round(seconds * NS)
+        self._learn_pods(plan, batch, read)
+        self._learn_processes(plan, batch, read)
         self._learn_allocations(plan, batch, read)
         for node in self._told_of(batch.stream) + [self._nodes[name] for name in plan.nodes]:
             node.elected = self._elect(node)
@@ -134,9 +157,25 @@ class Nodes:
                 if node.name not in plan.facts:
                     node.devices.learn(batch.stream, (), True)
 
+    def _learn_pods(self, plan: Plan, batch: Batch, read: SlotReader) -> None:
+        """A source that says that it is away takes no names back: a UID names one pod for ever."""
+        away = {name for slot, name, _ in plan.up if read(slot) == 0}
+        for name, rows in plan.pods.items():
+            self._nodes[name].pods.learn(batch.stream, rows.said(read), batch.complete and name not in away)
+        if batch.complete:
+            for node in self._told_of(batch.stream):
+                if batch.stream in node.pods.said and node.name not in {*plan.pods, *away}:
+                    node.pods.learn(batch.stream, NOTHING, True)
+
+    def _learn_processes(self, plan: Plan, batch: Batch, read: SlotReader) -> None:
+        seen = plan.present(read)
+        told = {node.name for node in self._told_of(batch.stream) if batch.stream in node.processes.streams}
+        for name in seen.keys() | (told if batch.complete else ()):
+            self._nodes[name].processes.learn(batch.stream, seen.get(name, ()), batch.latest_ns(), batch.complete)
+
     def _learn_allocations(self, plan: Plan, batch: Batch, read: SlotReader) -> None:
         up = {(name, source): read(slot) != 0 for slot, name, source in plan.up}
-        spoken = {(name, source): owners for name, source, owners in plan.owners(read)}
+        spoken = self._spoken(plan, read)
         asked = _asked_ns(plan, batch)
         exclusive: dict[str, set[str]] = {}
         for slot, name, device in plan.exclusive:
@@ -158,6 +197,18 @@ class Nodes:
                 owners = spoken.get((name, source), {})
                 snapshot = Snapshot(begin_ns, end_ns, owners, frozenset(exclusive.get(name, ())))
                 self._take(node, source, batch, snapshot)
+
+    def _spoken(self, plan: Plan, read: SlotReader) -> dict[tuple[str, str], dict[str, Owners]]:
+        """(node, source) -> owners by device, for the sources whose word a batch brings."""
+        blind = {name for slot, name in plan.visible if read(slot) == 0}
+        spoken: dict[tuple[str, str], dict[str, Owners]] = {}
+        for name, source, owners in plan.owners(read, self._named):
+            # Processes are no word where some can't be seen (others may hold the device, too), nor where nobody knows
+            # a single name: they would silence the sources after them and name nobody.
+            nameless = not any(holders - {STRANGER} for holders in owners.values())
+            if source != PROCESS or not (name in blind or nameless):
+                spoken[name, source] = owners
+        return spoken
 
     def _take_back(self, stream: str, told: set[tuple[str, str]]) -> None:
         """A complete batch takes back what its stream said before and does not say again."""
@@ -183,7 +234,7 @@ class Nodes:
         if key not in node.histories:
             gap_ns = round(self._config.max_gap * NS)
             keep_ns = LONGEST_WINDOW_NS + gap_ns
-            node.histories[key] = History(gap_ns, source in PAGES, keep_ns)
+            node.histories[key] = History(gap_ns, source in PAGES, keep_ns, source not in LABELS)
         return node.histories[key]
 
     def find(self, name: str, device: str) -> Node | None:
@@ -207,7 +258,7 @@ class Nodes:
         """How long a reading waits for the snapshot after it."""
         if self._config.hold:
             return round(self._config.hold * NS)
-        return node.interval_ns.get(source, 10 * NS) * 3 // 2
+        return node.interval_ns.get(source, INTERVALS_NS.get(source, 10 * NS)) * 3 // 2
 
     def decide(self, node: Node | None, device: str, begin_ns: int, end_ns: int) -> Verdict:
         """Who held a device on a node during all of [begin_ns, end_ns]."""
@@ -225,6 +276,44 @@ class Nodes:
         held = [history.owners_now(key, node.devices) for history in node.sources(source)]
         known = [owners for owners in held if owners is not None]
         return frozenset().union(*known) if known else None
+
+    def holders(self, plan: Plan) -> tuple[Owner | None, ...]:
+        """For each claim of a plan, the owner of the processes: as the elected source names their pod for this device,
+        else by the pod's names. None when nobody knows them. The same object while nothing changes."""
+        if not plan.claims:
+            return ()
+        nodes = [node for name in plan.nodes if (node := self._nodes.get(name)) is not None]
+        seen = [each for node in nodes for each in (node.pods.state, *node.standing())]
+        before, _ = plan.holders
+        if len(seen) != len(before) or any(map(is_not, seen, before)):
+            plan.holders = (seen, tuple(map(self._holder, plan.claims)))
+        return plan.holders[1]
+
+    def _holder(self, claim: Claim) -> Owner | None:
+        named = self._find_pod(claim.node, claim.hint)
+        if named is None:
+            return None
+        node = self._nodes[claim.node]
+        keys = node.devices.resolve(claim.device)
+        owners = self.owners_now(node, node.elected, keys[0]) if len(keys) == 1 else None
+        return named.owner(owners or ())
+
+    def _named(self, name: str, hint: Hint) -> Owner | None:
+        """The owner on a node of what a process tells, by the names of its pod alone."""
+        named = self._find_pod(name, hint)
+        return None if named is None else named.owner(())
+
+    def _find_pod(self, name: str, hint: Hint) -> Named | None:
+        node = self._nodes.get(name)
+        return None if node is None else node.pods.find(hint)
+
+    def judge(self, now_ns: int) -> None:
+        """Finds out on each node who has a process on a device without holding it; the same tuple while it is so."""
+        system = frozenset(self._config.system_namespaces)
+        for node in self._nodes.values():
+            sights = node.processes.sights(now_ns)
+            found = rogues(sights, node.pods, node.devices, node.sources(WITNESS), now_ns, system)
+            node.rogues = found if found != node.rogues else node.rogues
 
     def reason_now(self, node: Node, source: str, key: str) -> Reason:
         """Why a device has the owners that it has, by the newest word of a source."""

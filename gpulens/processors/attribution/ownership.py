@@ -6,7 +6,7 @@ reason why there is none. A wrong owner is worse than none.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -19,6 +19,8 @@ Owner = Attributes
 
 Owners = frozenset[Owner]
 NOBODY: Owners = frozenset()
+STRANGER: Owner = ()
+"""Somebody who holds a device and whose name nobody knows: nobody else can be charged alone then."""
 
 
 class Reason(StrEnum):
@@ -34,6 +36,7 @@ class Reason(StrEnum):
     NO_SOURCE = "no_source"  # nobody says who holds what
     MIG_UNMAPPED = "mig_unmapped"  # a MIG UUID holds an owner, and nobody says which instance it is
     UNMAPPED = "unmapped"  # an allocation names a device that nobody knows
+    ROGUE = "rogue"  # told of a pod, never of a reading: it has a process on a device that it does not hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +93,14 @@ class History:
     """The snapshots of one source on one node that windows may still ask for, oldest first.
 
     - `max_gap_ns`: two snapshots further apart than this say nothing about the time between them.
-    - `page`: the source is a page whose first sight is no change, and whose silence about a device is no proof.
+    - `page`: the source's silence about a device is no proof that nobody holds it.
+    - `first_is_change`: what it says first may have begun just then. A page's labels had no beginning that we saw.
     """
 
     max_gap_ns: int
     page: bool
     keep_ns: int
+    first_is_change: bool = True
     late: int = 0
     changes: int = 0
     _snapshots: list[Snapshot] = field(default_factory=list)
@@ -201,6 +206,28 @@ class History:
         last = self.last
         return set() if last is None else set(self._view(last, devices).owners)
 
+    def holders_lately(self, seen_ns: int, now_ns: int, devices: DeviceMap) -> tuple[int, dict[str, Owners]] | None:
+        """Everybody who held each device by any snapshot from `max_gap_ns` before `seen_ns` until now, among the
+        devices that the newest one names; and when the first of these snapshots was asked for. None when they are no
+        proof of who did not: the newest is old or a part, or they do not reach back over that time without a hole."""
+        last = self.last
+        if last is None or last.said is not None or now_ns - last.end_ns > self.max_gap_ns:
+            return None
+        first = bisect_right(self._ends, min(seen_ns, last.end_ns) - self.max_gap_ns) - 1
+        if first < 0:
+            return None
+        held = dict(self._view(last, devices).owners)
+        before = self._snapshots[first]
+        for snapshot in self._snapshots[first:]:
+            if snapshot.begin_ns - before.end_ns > self.max_gap_ns:
+                return None
+            if snapshot.owners is not last.owners:
+                for key, holders in self._view(snapshot, devices).owners.items():
+                    if key in held:
+                        held[key] |= holders
+            before = snapshot
+        return self._snapshots[first].begin_ns, held
+
     def decide(self, key: str, begin_ns: int, end_ns: int, devices: DeviceMap) -> Verdict:
         """Who held the device during all of [begin_ns, end_ns]."""
         span = self._span(begin_ns, end_ns)
@@ -238,7 +265,7 @@ class History:
     def _first(self, begin_ns: int) -> int:
         """The newest snapshot from before a window; -1 when there is none."""
         first = bisect_left(self._ends, begin_ns + 1) - 1
-        return 0 if first < 0 and self._snapshots and self.page and not self._truncated else first
+        return 0 if first < 0 and self._snapshots and not self.first_is_change and not self._truncated else first
 
     def _decide(self, key: str, begin_ns: int, end_ns: int, devices: DeviceMap) -> Verdict:
         """As `decide`, snapshot by snapshot."""
@@ -263,12 +290,12 @@ class History:
         return Verdict(Reason.CHANGING, final=False)
 
     def _verdict(self, owners: Owners, key: str, snapshot: Snapshot, devices: DeviceMap) -> Verdict:
-        if len(owners) == 1:
+        if len(owners) == 1 and STRANGER not in owners:
             return Verdict(Reason.OWNED, next(iter(owners)))
         view = self._view(snapshot, devices)
-        if owners:
+        if len(owners) > 1:
             return Verdict(Reason.CONFLICT if key in view.exclusive else Reason.SHARED)
-        return Verdict(self._silence(key, view))
+        return Verdict(Reason.UNNAMED if owners else self._silence(key, view))
 
     def _silence(self, key: str, view: _Resolved) -> Reason:
         """Why a device has no owner in a snapshot."""

@@ -5,16 +5,21 @@ Invariant: a plan depends on identities only; every tick reads a few slots by it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gpulens.pipeline.catalogue import MetricScope, scope_of
 from gpulens.pipeline.data import AttributeValue, Batch, Layout, Resource, Series, attributes, bitmap_slots
 from gpulens.processors.attribution.devices import DeviceFact
-from gpulens.processors.attribution.ownership import NOBODY, Owner, Owners
+from gpulens.processors.attribution.ownership import NOBODY, STRANGER, Owner, Owners
+from gpulens.processors.attribution.pods import HASH_ATTRIBUTE, HINT_KEYS, ContainerFact, Hint, PodFact, Said, whole_id
 
 OWNER_KEYS = ("k8s.container.name", "k8s.namespace.name", "k8s.pod.name", "k8s.pod.uid")
 _OWNER_KEYS = frozenset(OWNER_KEYS)
+_NOT_HOME = _OWNER_KEYS | HINT_KEYS
+
+PROCESS = "process"
+"""The allocation source that goes by the processes that are seen on a device."""
 
 
 def node_of(resource: Resource) -> str:
@@ -32,6 +37,17 @@ def owner_of(resource: Resource) -> Owner | None:
     return tuple((key, value) for key, value in resource.attributes if key in _OWNER_KEYS and value != "")
 
 
+def home_of(resource: Resource) -> Resource:
+    """The node's part of a resource."""
+    if _is_home(resource):
+        return resource
+    return Resource({key: value for key, value in resource.attributes if key not in _NOT_HOME}, resource.schema_url)
+
+
+def _is_home(resource: Resource) -> bool:
+    return not any(key in _NOT_HOME for key, _ in resource.attributes)
+
+
 def with_owner(resource: Resource, owner: Owner) -> Resource:
     """A reading's resource with its owner on it."""
     merged: dict[str, AttributeValue] = {**resource.map, **dict(owner)}
@@ -40,13 +56,48 @@ def with_owner(resource: Resource, owner: Owner) -> Resource:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A `gpu.allocated` series: in which slot, which device (by the source's name), whose."""
+    """A `gpu.allocated` series: in which slot, which device (by the source's name), whose: by names, or by what a
+    process tells."""
 
     slot: int
     node: str
     source: str
     device: str
     owner: Owner | None
+    hint: Hint | None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Processes on a device that tell of their owner in ids: where their series go follows from the pods known."""
+
+    node: str
+    device: str
+    hint: Hint
+
+
+@dataclass(slots=True)
+class PodRows:
+    """The slots that describe a node's pods: facts count where the slot holds 1, containers where it holds a time."""
+
+    pods: list[tuple[int, PodFact]] = field(default_factory=list)
+    containers: list[tuple[int, ContainerFact]] = field(default_factory=list)
+    phases: list[tuple[int, str, str]] = field(default_factory=list)
+
+    _memo: tuple[list[float | int | None], Said] = ([], Said())
+
+    def said(self, read: SlotReader) -> Said:
+        """What a batch says by them; the same object while it says the same."""
+        slots = (slot for rows in (self.pods, self.containers, self.phases) for slot, *_ in rows)
+        values = [read(slot) for slot in slots]
+        if values != self._memo[0]:
+            said = Said.of(
+                (pod for slot, pod in self.pods if read(slot) == 1),
+                (box for slot, box in self.containers if read(slot) is not None),
+                ((uid, phase) for slot, uid, phase in self.phases if read(slot) == 1),
+            )
+            self._memo = (values, said)
+        return self._memo[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +127,14 @@ class Plan:
     """Slot of a work reading -> its group."""
     members: list[list[int]] = field(default_factory=list)
     """The slots of each group."""
+    pods: dict[str, PodRows] = field(default_factory=dict)
+    claims: dict[Claim, int] = field(default_factory=dict)
+    claimed: dict[int, int] = field(default_factory=dict)
+    """Slot of a process' series -> its claim."""
+    visible: list[tuple[int, str]] = field(default_factory=list)
+    """(slot, node): not every process of the node is seen when the slot holds 0."""
+    holders: tuple[list[object], tuple[Owner | None, ...]] = ([], ())
+    """The owners of the claims when they were last looked up, and what they follow from."""
 
     @classmethod
     def of(cls, layout: Layout) -> Plan:
@@ -83,17 +142,23 @@ class Plan:
         plan = cls(layout)
         for slot, (resource, scope, series) in enumerate(layout.identities()):
             node = node_of(resource)
-            if node not in plan.nodes or owner_of(plan.nodes[node]) is not None:
+            if node not in plan.nodes or not _is_home(plan.nodes[node]):
                 plan.nodes[node] = resource
             plan._fact(slot, node, resource, series)
-            if scope_of(series.metric.name) is MetricScope.WORK and owner_of(resource) is None:
-                device = series.text("hw.id")
-                if device:
-                    group = Group(node, device, scope.name.removeprefix("gpulens/"))
-                    number = plan.work[slot] = plan.groups.setdefault(group, len(plan.groups))
-                    if number == len(plan.members):
-                        plan.members.append([])
-                    plan.members[number].append(slot)
+            device, place = series.text("hw.id"), scope_of(series.metric.name)
+            if not device:
+                continue
+            if place is MetricScope.WORK and owner_of(resource) is None:
+                group = Group(node, device, scope.name.removeprefix("gpulens/"))
+                number = plan.work[slot] = plan.groups.setdefault(group, len(plan.groups))
+                if number == len(plan.members):
+                    plan.members.append([])
+                plan.members[number].append(slot)
+            elif place is MetricScope.OWNER or series.metric.name == "gpu.allocated":
+                hint = Hint.of(resource)
+                if hint is not None:
+                    plan.claimed[slot] = plan.claims.setdefault(Claim(node, device, hint), len(plan.claims))
+        plan.nodes = {node: home_of(resource) for node, resource in plan.nodes.items()}
         return plan
 
     def _fact(self, slot: int, node: str, resource: Resource, series: Series) -> None:
@@ -102,7 +167,8 @@ class Plan:
         match name:
             case "gpu.allocated":
                 origin = series.text("gpu.allocation.source")
-                self.allocations.append(Allocation(slot, node, origin, device, owner_of(resource)))
+                owner = owner_of(resource)
+                self.allocations.append(Allocation(slot, node, origin, device, owner, Hint.of(resource)))
             case "gpu.device.info":
                 fact = DeviceFact.of(series.map)
                 self.facts.setdefault(node, []).append((slot, fact if node else fact.anywhere()))
@@ -110,6 +176,10 @@ class Plan:
                 self.exclusive.append((slot, node, device))
             case "gpu.sharing" if series.text("gpu.sharing.mode") in ("exclusive", "mig"):
                 self.exclusive.append((slot, node, device))
+            case "gpu.process.visible":
+                self.visible.append((slot, node))
+            case "k8s.pod.info" | "k8s.pod.phase" | "k8s.container.start_time":
+                self._pod(slot, node, resource, series)
             case "gpu.source.up":
                 self.up.append((slot, node, source))
             case "gpu.source.interval":
@@ -119,8 +189,26 @@ class Plan:
             case _:
                 pass
 
-    def owners(self, read: SlotReader) -> Iterator[tuple[str, str, dict[str, Owners]]]:
-        """(node, source, owners by device) for each allocation source that the batch speaks for."""
+    def _pod(self, slot: int, node: str, resource: Resource, series: Series) -> None:
+        rows, uid = self.pods.setdefault(node, PodRows()), resource.text("k8s.pod.uid")
+        match series.metric.name:
+            case "k8s.pod.info":
+                pod = PodFact.of(resource, series.text(HASH_ATTRIBUTE))
+                if pod is not None:
+                    rows.pods.append((slot, pod))
+            case "k8s.pod.phase":
+                if uid and (phase := series.text("k8s.pod.phase")):
+                    rows.phases.append((slot, uid, phase))
+            case _:
+                container, name = whole_id(series.text("container.id")), resource.text("k8s.container.name")
+                if uid and container and name:
+                    rows.containers.append((slot, ContainerFact(container, uid, name)))
+
+    def owners(
+        self, read: SlotReader, named: Callable[[str, Hint], Owner | None]
+    ) -> Iterator[tuple[str, str, dict[str, Owners]]]:
+        """(node, source, owners by device) for each allocation source that the batch speaks for. `named` gives the
+        owner on a node for what a process tells."""
         found: dict[tuple[str, str], dict[str, Owners]] = {}
         for each in self.allocations:
             value = read(each.slot)
@@ -128,9 +216,26 @@ class Plan:
                 continue
             held = found.setdefault((each.node, each.source), {})
             holders = held.get(each.device, NOBODY)
-            held[each.device] = holders | {each.owner} if value >= 1 and each.owner is not None else holders
+            owner = each.owner
+            if each.hint is not None:
+                owner = named(each.node, each.hint) or STRANGER
+            elif owner is None and each.source == PROCESS:
+                owner = STRANGER
+            held[each.device] = holders | {owner} if value >= 1 and owner is not None else holders
         for (node, source), owners in found.items():
             yield node, source, owners
+
+    def present(self, read: SlotReader) -> dict[str, set[tuple[str, Hint]]]:
+        """node -> (device, whose) of the processes that a batch sees."""
+        claims = list(self.claims)
+        seen: dict[str, set[tuple[str, Hint]]] = {}
+        allocated = {each.slot for each in self.allocations}
+        for slot, number in self.claimed.items():
+            value = read(slot)
+            if value is not None and (value >= 1 or slot not in allocated):
+                claim = claims[number]
+                seen.setdefault(claim.node, set()).add((claim.device, claim.hint))
+        return seen
 
 
 class SlotReader:

@@ -1,7 +1,7 @@
 """What attribution says of itself on the grid: for each device, how its owner was found or why it has none.
 
 Invariant: every device that somebody described or allocated has a `gpu.attribution` series: on each owner's resource
-with the method, or on the node's with the reason.
+with the method, or on the node's with the reason. A rogue holder has one of its own beside it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from gpulens.pipeline.data import (
     Batch,
     Identity,
     Layout,
-    Resource,
     Series,
     build_layout,
 )
 from gpulens.processors.attribution.mapping import OWN
 from gpulens.processors.attribution.nodes import Node, Nodes
-from gpulens.processors.attribution.ownership import Reason
-from gpulens.processors.attribution.plan import OWNER_KEYS, with_owner
+from gpulens.processors.attribution.ownership import STRANGER, Reason
+from gpulens.processors.attribution.plan import PROCESS, home_of, with_owner
 
 
 class Reporter:
@@ -52,17 +51,19 @@ def _rows(node: Node, nodes: Nodes) -> Iterator[Identity]:
     allocated = {key for history in node.sources(source) for key in history.keys_now(node.devices)}
     keys = node.devices.keys | allocated
     parents = {node.devices.parent(key) for key in keys}
-    home = Resource({key: value for key, value in node.resource.attributes if key not in OWNER_KEYS})
+    home = home_of(node.resource)
     for key in sorted(keys):
         owners = nodes.owners_now(node, source, key) if source else None
         if key in parents and not owners:
             continue  # a GPU in MIG mode can't be held itself; its instances have rows of their own
         reason = _reason(node, nodes, source, key)
         if owners and reason in (Reason.OWNED, Reason.SHARED):
-            for owner in sorted(owners, key=repr):
+            for owner in sorted(owners - {STRANGER}, key=repr):
                 yield with_owner(home, owner), OWN, _series(node, key, source, reason)
         else:
             yield home, OWN, _series(node, key, "none", reason)
+    for key, owner in node.rogues:
+        yield with_owner(home, owner), OWN, _series(node, key, PROCESS, Reason.ROGUE)
 
 
 def _reason(node: Node, nodes: Nodes, source: str, key: str) -> Reason:

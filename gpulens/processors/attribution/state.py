@@ -11,10 +11,12 @@ from collections.abc import Mapping
 
 from gpulens.pipeline.data import Attributes, AttributeValue, Resource, attributes
 from gpulens.processors.attribution.devices import DeviceFact
+from gpulens.processors.attribution.holders import Seen, Sight
 from gpulens.processors.attribution.nodes import Node, Nodes
 from gpulens.processors.attribution.ownership import Snapshot
+from gpulens.processors.attribution.pods import ContainerFact, Hint, PodFact, Said
 
-VERSION = 1
+VERSION = 2
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
@@ -43,8 +45,23 @@ def _node(node: Node) -> Json:
         "interval_ns": dict(node.interval_ns),
         "window_ns": [[source, stream, ns] for (source, stream), ns in node.window_ns.items()],
         "facts": {
-            stream: [[fact.hw_id, fact.parent, fact.gi, fact.minor, fact.pci, fact.dra] for fact in facts]
+            stream: [[fact.hw_id, fact.parent, fact.gi, fact.minor, fact.pci, fact.dra, fact.plugin] for fact in facts]
             for stream, facts in node.devices.facts.items()
+        },
+        "pods": {
+            stream: {
+                "pods": [[pod.uid, pod.namespace, pod.name, pod.hash] for pod in said.pods.values()],
+                "containers": [[box.id, box.uid, box.name] for box in said.containers.values()],
+                "phases": [[uid, phase] for uid, phase in said.phases.items()],
+            }
+            for stream, said in node.pods.said.items()
+        },
+        "processes": {
+            stream: [
+                [device, hint.uid, hint.container, sight.first_ns, sight.last_ns]
+                for (device, hint), sight in seen.items()
+            ]
+            for stream, seen in node.processes.streams.items()
         },
         "histories": [
             {
@@ -74,19 +91,39 @@ def _pairs(attrs: Attributes) -> Json:
 
 
 def _read_node(nodes: Nodes, saved: Mapping[str, object]) -> Node:
-    node = Node(
-        _text(saved["name"]), Resource(_attributes(saved["resource"])), _int(saved["first_ns"]), _int(saved["last_ns"])
-    )
+    node = nodes.fresh(_text(saved["name"]), Resource(_attributes(saved["resource"])), _int(saved["first_ns"]))
+    node.last_ns = _int(saved["last_ns"])
     node.interval_ns = {_text(source): _int(ns) for source, ns in _dict(saved["interval_ns"]).items()}
     for source, stream, ns in map(_list, _list(saved["window_ns"])):
         node.window_ns[_text(source), _text(stream)] = _int(ns)
     for stream, facts in _dict(saved["facts"]).items():
         said = [DeviceFact(*(_text(each) for each in _list(fact))) for fact in _list(facts)]
         node.devices.learn(stream, said, complete=True)
+    for stream, said_of_pods in _dict(saved["pods"]).items():
+        node.pods.learn(stream, _read_said(_dict(said_of_pods)), complete=True)
+    for stream, seen in _dict(saved["processes"]).items():
+        node.processes.streams[_text(stream)] = dict(map(_read_sight, map(_list, _list(seen))))
     for each in map(_dict, _list(saved["histories"])):
         history = nodes.history(node, _text(each["source"]), _text(each["stream"]))
         history.restore(map(_read_snapshot, map(_dict, _list(each["snapshots"]))), _int(each["heard_ns"]))
     return node
+
+
+def _read_said(saved: Mapping[str, object]) -> Said:
+    pods, containers, phases = (
+        [[_text(each) for each in _list(row)] for row in _list(saved[kind])]
+        for kind in ("pods", "containers", "phases")
+    )
+    return Said.of(
+        (PodFact(uid, namespace, name, config_hash) for uid, namespace, name, config_hash in pods),
+        (ContainerFact(container, uid, name) for container, uid, name in containers),
+        ((uid, phase) for uid, phase in phases),
+    )
+
+
+def _read_sight(saved: list[object]) -> tuple[Seen, Sight]:
+    device, uid, container, first_ns, last_ns = saved
+    return (_text(device), Hint(_text(uid), _text(container))), Sight(_int(first_ns), _int(last_ns))
 
 
 def _read_snapshot(saved: Mapping[str, object]) -> Snapshot:

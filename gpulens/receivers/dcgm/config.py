@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from gpulens.config.types import Duration
-from gpulens.pipeline.scrape_client import PageScrapeConfig
+from gpulens.pipeline.discovery import DiscoveringPageConfig, Target
 
 
 class RatioNames(StrEnum):
@@ -19,8 +19,15 @@ class RatioNames(StrEnum):
     NEW = "new"
 
 
-class DcgmConfig(PageScrapeConfig):
+class DcgmConfig(DiscoveringPageConfig):
     """Scrapes one dcgm-exporter."""
+
+    # GKE's managed one, the GPU Operator's (its namespace is the user's choice), the dcgm-exporter chart's.
+    known_targets: ClassVar[tuple[Target, ...]] = (
+        Target("app.kubernetes.io/name=gke-managed-dcgm-exporter", 9400, ("gke-managed-system",)),
+        Target("app=nvidia-dcgm-exporter", 9400),
+        Target("app.kubernetes.io/name=dcgm-exporter", 9400),
+    )
 
     collection_interval: Annotated[Duration, Field(description="Time between two scrapes.")] = 15.0
     timeout: Annotated[Duration, Field(description="Deadline of one scrape; 0 is one interval.")] = 10.0

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from gpulens.pipeline.component import Metrics, Receiver, Settings
+from gpulens.pipeline.component import Host, Metrics, Receiver, Settings
 from gpulens.pipeline.counters import CounterStarts
 from gpulens.pipeline.data import Batch, Identity, Layout, Scope, Times, Value
+from gpulens.pipeline.discovery import page_source
 from gpulens.pipeline.errors import ScrapeError
 from gpulens.pipeline.exposition import LOST_LINES, Page, PageLayout, PageParser
 from gpulens.pipeline.exposition_line import MAX_EXCERPT
@@ -148,6 +149,11 @@ class DcgmScraper:
         self._steady = StreamLayout()
         self._counters = CounterColumn()
         self._planned: Plan | None = None
+        self._origin = ""
+
+    async def open(self, host: Host) -> None:
+        """Gives the page's source what it needs of the host. Raises StartError."""
+        await self._reader.open(host)
 
     async def scrape(self, now_ns: int) -> Scraped:
         """The page as it is now, stamped with the time of the scrape. Raises ScrapeError."""
@@ -156,6 +162,9 @@ class DcgmScraper:
         except ScrapeError:
             self._away()
             raise
+        if reading.origin != self._origin:
+            self._origin = reading.origin
+            self._away()
         return self.convert(reading, now_ns)
 
     async def close(self) -> None:
@@ -213,7 +222,7 @@ class DcgmScraper:
 
 def create(settings: Settings, config: DcgmConfig, consumer: Metrics) -> Receiver:
     """The receiver of one `dcgm:` block."""
-    pages = HttpPages(config.endpoint, config.headers, config.max_page_size, _REFUSED)
+    pages = page_source(config, lambda url: HttpPages(url, config.headers, config.max_page_size, _REFUSED))
     reader = PageReader(pages, PageParser())
     scraper = DcgmScraper(reader, config, settings.node, str(settings.id), settings.log)
     return ScrapeReceiver(settings, config, SOURCE, scraper, consumer)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from gpulens.pipeline.component import Metrics, Receiver, Settings
+from gpulens.pipeline.component import Host, Metrics, Receiver, Settings
 from gpulens.pipeline.data import Batch, Scope
+from gpulens.pipeline.discovery import page_source
 from gpulens.pipeline.exposition import LOST_LINES, Page, PageLayout, PageParser
 from gpulens.pipeline.scrape_client import HttpPages, PageReader, Reading
 from gpulens.pipeline.scraping import Scraped, ScrapeReceiver, node_resource
@@ -39,6 +40,10 @@ class GkeScraper:
         self._steady = StreamLayout()
         self._said: tuple[PageLayout, tuple[str, ...]] | None = None
         self._said_ns = 0
+
+    async def open(self, host: Host) -> None:
+        """Gives the page's source what it needs of the host. Raises StartError."""
+        await self._reader.open(host)
 
     async def scrape(self, now_ns: int) -> Scraped:
         """The page as it is now, stamped with the time of the scrape. Raises ScrapeError."""
@@ -74,6 +79,6 @@ class GkeScraper:
 
 def create(settings: Settings, config: GkeConfig, consumer: Metrics) -> Receiver:
     """The receiver of one `gke:` block."""
-    pages = HttpPages(config.endpoint, config.headers, config.max_page_size, _REFUSED)
+    pages = page_source(config, lambda url: HttpPages(url, config.headers, config.max_page_size, _REFUSED))
     scraper = GkeScraper(PageReader(pages, PageParser()), settings.node, str(settings.id))
     return ScrapeReceiver(settings, config, SOURCE, scraper, consumer)

@@ -136,7 +136,7 @@ def dra_device(driver: str, pool: str, device: str, share: str = "") -> DeviceId
 
 
 _GPU_SHAPES = frozenset({IdKind.GPU, IdKind.MIG, IdKind.MIG_PATH, IdKind.GKE, IdKind.XCP, IdKind.ASCEND})
-_GPU_PREFIXES = ("nvidia.com/", "amd.com/", "gpu.intel.com/", "habana.ai/", "huawei.com/Ascend")
+_GPU_PREFIXES = ("nvidia.com/", "amd.com/", "gpu.intel.com/", "habana.ai/", "huawei.com/Ascend", "huawei.com/npu")
 _GPU_DRIVERS = frozenset({"gpu.nvidia.com", "gpu.amd.com", "gpu.intel.com", "gaudi.intel.com"})
 # Network cards stand under the same vendors' prefixes with PCI addresses as ids; HAMi's memory and core
 # units are amounts, not devices.

@@ -19,6 +19,10 @@ T0 = 1_700_000_000
 NODE = Resource({"k8s.node.name": "node-1"})
 GPU = "GPU-00000000-0000-0000-0000-000000000001"
 OTHER = "GPU-00000000-0000-0000-0000-000000000002"
+UID_A, UID_B = "aaaaaaaa-0000-0000-0000-000000000000", "bbbbbbbb-0000-0000-0000-000000000000"
+BOX_A, BOX_B, BOX_C = "a" * 64, "b" * 64, "c" * 64
+HASH = "0123456789abcdef0123456789abcdef"
+MEMORY, BUSY = "gpu.process.memory.usage", "gpu.process.utilization"
 
 
 def at(seconds: float) -> float:
@@ -165,3 +169,94 @@ def feed(processor: AttributionProcessor, *batches: Batch) -> None:
     """Sends batches in order."""
     for batch in batches:
         processor.consume(batch, Ack())
+
+
+@dataclass(frozen=True)
+class Known:
+    """A pod as `k8s_pods` describes it; `containers`: runtime's id -> name."""
+
+    name: str
+    uid: str
+    containers: Mapping[str, str] = field(default_factory=dict)
+    phase: str = "Running"
+    namespace: str = "ml"
+    config_hash: str = ""
+
+
+def pods(at_s: float, *known: Known, node: Resource = NODE, **more: object) -> Batch:
+    """What `k8s_pods` says of the node's pods."""
+    rows: list[Row] = []
+    for each in known:
+        names = {"k8s.namespace.name": each.namespace, "k8s.pod.name": each.name, "k8s.pod.uid": each.uid}
+        resource = Resource({**node.map, **names})
+        attrs = {"k8s.pod.start_time": "2023-11-14T22:13:20Z"}
+        if each.config_hash:
+            attrs["k8s.pod.annotation.kubernetes.io/config.hash"] = each.config_hash
+        rows.append((resource, "k8s.pod.info", attrs, 1))
+        if each.phase:
+            rows.append((resource, "k8s.pod.phase", {"k8s.pod.phase": each.phase}, 1))
+        for container, name in each.containers.items():
+            inner = Resource({**resource.map, "k8s.container.name": name})
+            rows.append((inner, "k8s.container.start_time", {"container.id": container}, 1.0))
+    return message("k8s_pods", at_s, rows, node=node, **more)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Proc:
+    """A process on a device, with what its cgroup tells."""
+
+    pid: int
+    uid: str = ""
+    container: str = ""
+    device: str = GPU
+    memory: int = 100
+    busy: float | None = 0.5
+
+
+def processes(at_s: float, *seen: Proc, node: Resource = NODE, allocate: bool = True, **more: object) -> Batch:
+    """What `nvml` says of processes, in its own stream."""
+    rows: list[Row] = [(node, "gpu.process.visible", {"gpu.source": "nvml"}, 1)]
+    holding: set[tuple[Resource, str]] = set()
+    for each in seen:
+        hints = {"k8s.pod.uid": each.uid, "container.id": each.container}
+        resource = Resource({**node.map, **{key: value for key, value in hints.items() if value}})
+        attrs = {"hw.id": each.device, "process.pid": str(each.pid)}
+        rows.append((resource, "gpu.process.memory.usage", attrs, each.memory))
+        if each.busy is not None:
+            rows.append((resource, "gpu.process.utilization", attrs, each.busy))
+        if allocate and resource != node and (resource, each.device) not in holding:
+            holding.add((resource, each.device))
+            claim = {"hw.id": each.device, "gpu.allocation.source": "process"}
+            rows.append((resource, "gpu.allocated", claim, 1))
+    options: dict[str, object] = {"stream": "nvml/processes", "interval_s": 15, **more}
+    return message("nvml", at_s, rows, node=node, **options)  # type: ignore[arg-type]
+
+
+A = Known("a", UID_A, {BOX_A: "main"})
+B = Known("b", UID_B, {BOX_B: "main"})
+
+Place = tuple[dict[str, str], str, str]
+
+
+def places(sink: Sink, name: str = MEMORY, newest: bool = True) -> list[Place]:
+    """(resource without the node, device, pid) of the points of the newest batch with such a metric, or of all."""
+    found: list[list[Place]] = []
+    for batch in sink.batches:
+        rows = [
+            (
+                {key: str(value) for key, value in resource.attributes if key != "k8s.node.name"},
+                series.text("hw.id"),
+                series.text("process.pid"),
+            )
+            for resource, _, series in batch.layout.identities()
+            if series.metric.name == name
+        ]
+        if rows:
+            found.append(rows)
+    return found[-1] if newest else [place for rows in found for place in rows]
+
+
+def names(name: str, container: str = "main") -> dict[str, str]:
+    """An owner's resource without the node."""
+    full = {"k8s.namespace.name": "ml", "k8s.pod.name": name, "k8s.container.name": container}
+    return {key: value for key, value in full.items() if value}

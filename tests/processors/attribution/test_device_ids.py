@@ -47,6 +47,9 @@ def owner_between(device: str, allocated: str, *facts: dict[str, str]) -> str:
         (GPU, "0000:53:00.0", [{"hw.id": GPU, "gpu.pci.address": "00000000:53:00.0"}]),
         (GPU, "00000000:C1:00.0", [{"hw.id": GPU, "gpu.pci.address": "0000:c1:00.0"}]),
         ("0000:c1:00.0", "00000000:C1:00.0", []),
+        ("amd-1", "0000:C1:00.0", [{"hw.id": "amd-1", "gpu.device.plugin.id": "0000:c1:00.0"}]),
+        ("amd-1", "amdgpu_xcp_3", [{"hw.id": "amd-1", "hw.parent": "amd-0", "gpu.device.plugin.id": "amdgpu_xcp_3"}]),
+        (GPU, "nvidia0", [{"hw.id": GPU, "gpu.device.plugin.id": "nvidia0"}]),
         ("c1:00.0", "0000:c1:00.0", []),
         (
             GPU,
@@ -86,6 +89,8 @@ def test_every_form_of_an_id_finds_its_device(device: str, allocated: str, facts
         (GPU, "0000:53:00.0", [{"hw.id": GPU, "gpu.pci.address": "0000:54:00.0"}]),
         (GPU, "gpu.nvidia.com/node-1/gpu-0", [{"hw.id": GPU, "gpu.minor": "0"}]),
         (GPU, "tegra", [{"hw.id": GPU}]),
+        (GPU, "one", [{"hw.id": each, "gpu.device.plugin.id": "one"} for each in (GPU, OTHER)]),
+        (GPU, "nvidia0", [{"hw.id": GPU, "gpu.minor": "0"}, {"hw.id": OTHER, "gpu.device.plugin.id": "nvidia0"}]),
         (GPU, "0", [{"hw.id": GPU, "gpu.minor": "0"}]),
     ],
 )
@@ -107,7 +112,7 @@ def test_join_keys_belong_to_a_node() -> None:
     second = Resource({"k8s.node.name": "node-2"})
     sink = Sink()
     join = processor(sink)
-    facts = {"gpu.minor": "0", "gpu.pci.address": "0000:01:00.0"}
+    facts = {"gpu.minor": "0", "gpu.pci.address": "0000:01:00.0", "gpu.device.plugin.id": "first"}
     feed(
         join,
         described(at(0), {"hw.id": GPU, **facts}, stream="info/1"),
@@ -116,8 +121,13 @@ def test_join_keys_belong_to_a_node() -> None:
     for moment in (1, 11):
         feed(
             join,
-            holders(at(moment), {"nvidia0": [pod("a")]}, stream="pods/1"),
-            holders(at(moment), {"0000:01:00.0": [pod("b", node="node-2")]}, stream="pods/2", node=second),
+            holders(at(moment), {"nvidia0": [pod("a")], "first": [pod("a")]}, stream="pods/1"),
+            holders(
+                at(moment),
+                {"0000:01:00.0": [pod("b", node="node-2")], "first": [pod("b", node="node-2")]},
+                stream="pods/2",
+                node=second,
+            ),
             activity(at(moment + 1), stream="nvml/1"),
             activity(at(moment + 1), 0.1, OTHER, stream="nvml/2", node=second),
         )

@@ -10,12 +10,35 @@ from gpulens.pipeline.component import Stateful
 from gpulens.pipeline.data import Batch
 from gpulens.pipeline.otlp import record_request
 from gpulens.processors.attribution.join import AttributionProcessor
-from tests.processors.attribution.kit import GPU, OTHER, Sink, activity, at, described, feed, holders, pod, processor
+from gpulens.processors.attribution.state import VERSION
+from tests.processors.attribution.kit import (
+    BOX_A,
+    GPU,
+    OTHER,
+    UID_A,
+    A,
+    Proc,
+    Sink,
+    activity,
+    at,
+    described,
+    feed,
+    holders,
+    pod,
+    pods,
+    processes,
+    processor,
+)
 
 
 def history(join: AttributionProcessor, until_s: int, owner: str = "a") -> None:
     """Snapshots every 10 s, with the map of a GKE id."""
-    feed(join, described(at(0), {"hw.id": GPU, "gpu.minor": "0"}))
+    feed(
+        join,
+        described(at(0), {"hw.id": GPU, "gpu.minor": "0"}),
+        pods(at(0), A),
+        processes(at(0), Proc(7, UID_A, BOX_A)),
+    )
     for second in range(0, until_s, 10):
         feed(join, holders(at(second), {"nvidia0": [pod(owner)], OTHER: []}, exclusive=True))
 
@@ -73,7 +96,7 @@ def test_a_state_that_cannot_be_read_changes_nothing(saved: bytes) -> None:
     """It is refused whole, and the processor works without it."""
     sink = Sink()
     join = processor(sink)
-    assert not join.load_state(1, saved)
+    assert not join.load_state(VERSION, saved)
     history(join, 20)
     feed(join, activity(at(12)), holders(at(20), {"nvidia0": [pod("a")]}))
     assert sink.owner_of_last() == "a"
@@ -86,7 +109,7 @@ def test_another_version_is_refused() -> None:
     assert not processor(Sink()).load_state(version + 1, saved)
 
 
-@given(cut=st.integers(0, 2000), flip=st.binary(min_size=1, max_size=4))
+@given(cut=st.integers(0, 4000), flip=st.binary(min_size=1, max_size=4))
 def test_damaged_states_never_raise(cut: int, flip: bytes) -> None:
     """Torn or overwritten bytes are refused or read, never a crash."""
     join = processor(Sink())

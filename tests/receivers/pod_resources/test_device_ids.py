@@ -42,6 +42,7 @@ MIG = f"MIG-{UUID}"
         ("card1-3", DeviceId("card1", IdKind.CARD)),
         ("Ascend910-0", DeviceId("Ascend910-0", IdKind.ASCEND)),
         ("Ascend910-2c-100-1", DeviceId("Ascend910-2c-100-1", IdKind.ASCEND)),
+        ("Ascend310P-2c.1cpu-100-1", DeviceId("Ascend310P-2c.1cpu-100-1", IdKind.ASCEND)),
         ("Ascend310P-0-99", DeviceId("Ascend310P-0", IdKind.ASCEND, shared=True)),
         ("all", DeviceId("all", IdKind.ALL)),
         ("tegra", DeviceId("tegra", IdKind.TEGRA)),
@@ -125,6 +126,8 @@ def test_pci_addresses_of_all_tools_meet() -> None:
         ("nvidia.com/GA102GL_A10", "0000:41:00.0", True),
         ("habana.ai/gaudi", "HL-0", True),
         ("huawei.com/Ascend910", "Ascend910-0", True),
+        ("huawei.com/Ascend310P-2c.1cpu", "Ascend310P-2c.1cpu-100-1", True),
+        ("huawei.com/npu", "npu-0", True),
         ("nvidia.com/hostdev", "0000:41:00.0", False),
         ("amd.com/nic", "0000:41:00.0", False),
         ("nvidia.com/gpumem", "gpu-mem-1", False),
@@ -136,6 +139,13 @@ def test_pci_addresses_of_all_tools_meet() -> None:
 def test_shape_decides_what_is_a_gpu(resource: str, text: str, taken: bool) -> None:
     """Ids with a GPU's shape count under any resource name; others only under a GPU vendor's name."""
     assert Selection().takes(resource, parse_device_id(text)) is taken
+
+
+@pytest.mark.parametrize("text", ["Ascend910-0", "Ascend910-2c-100-1", "Ascend310P-0-99", "HL-0", "accel0", "0"])
+def test_ids_of_which_the_device_may_be_another_are_unresolved(text: str) -> None:
+    """Ascend's pick may differ from what is mounted, and the form of Gaudi's ids is not known: both are taken by their
+    resource and stay open until a device's own description names them."""
+    assert not parse_device_id(text).resolved
 
 
 def test_named_resources_are_the_only_ones() -> None:
