@@ -59,13 +59,15 @@ class Say(StrEnum):
       {"k8s.pod.uid": ..., "container.id": ...}, either of them left out where it is unknown.
     - readings: `tick`, `tier`, `gpu`, `shape`, `values`, `epoch` (of this GPU's counters: another one says that they
       began anew), `failures`: [[call, reason, code], ...].
-    - silent: instead of readings: `tick`, `tier`, `gpu`, `call`, `reason`, `code`: this GPU can't answer now.
+    - silent: instead of readings: `tick`, `tier`, `gpu`, `call`, `reason`, `code`: this GPU can't answer now ("empty":
+      it was still busy when the same tier was asked for again). Who is asked answers by one of the two.
     - changed: the inventory changed (`gpu`, or null for the list of GPUs): read that tier now.
     - event: `gpu`, `kind` ("xid"), `code`, `gi`, `ci` (null where it is not an instance's).
     - hung: `gpu`, `call`: a call passed its deadline. `gpu` is "" for calls that are no GPU's.
     - back: `gpu`: a GPU that hung or was lost answers again.
     - calls: with each inventory: `calls`: {name: [count, total seconds, longest seconds]} since the last time.
-    - gone: the last frame before a polite end.
+    - gone: the last frame before a polite end. Unasked where only another process can go on: the library that is
+      loaded does not fit the driver any more (code 18).
     """
 
     DRIVER = "driver"

@@ -188,6 +188,10 @@ class DiscoveringPageConfig(PageScrapeConfig):
             raise ValueError("'discovery' needs a selector and a port: there is no pod that it could mean without them")
         return self
 
+    def where(self) -> str:
+        """The page's address, or the pods among which its own is looked for."""
+        return self.endpoint or f"the pod on this node that matches {'; or '.join(map(str, self.targets()))}"
+
     def targets(self) -> tuple[Target, ...]:
         """Where to look, in this order; what the user writes replaces what is known."""
         asked = self.discovery

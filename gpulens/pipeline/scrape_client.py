@@ -91,7 +91,8 @@ class PageSource(Protocol):
 
 class HttpPages:
     """A page over HTTP. `refused_hint` says what it means when nobody listens; `tls` is for https pages;
-    `fresh_headers` gives, at each fetch, what may change meanwhile (a token that is renewed)."""
+    `fresh_headers` gives, at each fetch, what may change meanwhile (a token that is renewed); `server_name` is the
+    name that the certificate must have, the address' own where it is empty."""
 
     def __init__(
         self,
@@ -101,6 +102,7 @@ class HttpPages:
         refused_hint: str = "",
         tls: SSLContext | None = None,
         fresh_headers: Callable[[], Mapping[str, str]] | None = None,
+        server_name: str = "",
     ) -> None:
         self._url = url
         self._headers = headers
@@ -108,13 +110,14 @@ class HttpPages:
         self._refused_hint = refused_hint
         self._tls = tls
         self._fresh_headers = fresh_headers
+        self._server_name = server_name or None
         self._session: aiohttp.ClientSession | None = None
 
     async def fetch(self) -> Body:
         """The page, at most `max_bytes` of it. Raises ScrapeError; the deadline is the caller's."""
         headers = self._fresh_headers() if self._fresh_headers is not None else None
         try:
-            async with self._open().get(self._url, headers=headers) as response:
+            async with self._open().get(self._url, headers=headers, server_hostname=self._server_name) as response:
                 if response.status != 200:
                     raise await self._refusal(response)
                 return await self._read(response)

@@ -43,6 +43,10 @@ class ScrapeConfig(ComponentConfig):
     _check_interval = field_validator("collection_interval")(positive)
     _check_timeout = field_validator("timeout")(require(lambda value: value >= 0, "'{key}' must not be negative"))
 
+    def where(self) -> str:
+        """What is asked, for messages of deadlines; empty where the block does not say."""
+        return str(getattr(self, "endpoint", ""))
+
     def doubts(self) -> tuple[str, ...]:
         if self.timeout <= self.collection_interval:
             return ()
@@ -235,13 +239,8 @@ class ScrapeReceiver:
         try:
             scraped = await within(settings.clock, limit_s, self._scraper.scrape(now_ns))
         except DeadlineError as error:
-            self._failed(
-                ScrapeError(
-                    f"{error} from {where}" if (where := getattr(self._config, "endpoint", "")) else str(error),
-                    "timeout",
-                ),
-                now_ns,
-            )
+            where = self._config.where()
+            self._failed(ScrapeError(f"{error} from {where}" if where else str(error), "timeout"), now_ns)
         except ScrapeError as error:
             self._failed(error, now_ns)
         except Exception as error:  # noqa: BLE001 - a scraper's defect is one failed tick, not the end of all ticks

@@ -37,15 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gke", default=DEFAULT_GKE, help="where GKE's collector listens (default %(default)s)")
     parser.add_argument("--kubelet", default=str(socket), help="the Pod Resources socket (default %(default)s)")
     parser.add_argument(
+        "--pods", default=str(socket.with_name("pods.sock")), help="the kubelet's Pods API (default %(default)s)"
+    )
+    parser.add_argument(
         "--inventory",
         default=str(socket.with_name("inventory.jsonl")),
         help="where the map of MIG instances is written as a recording (default %(default)s)",
     )
     parser.add_argument(
         "--nvml",
-        default="",
+        default=str(socket.with_name("nvml")),
         metavar="DIR",
-        help="put a fake libnvidia-ml.so.1 here, with its state and a /proc of the pods' processes (needs cc)",
+        help="put a fake libnvidia-ml.so.1 here, with its state and a /proc of the pods' processes; needs a C compiler "
+        "(default %(default)s)",
     )
     parser.add_argument("--scale", type=_scale, default=1.0, help="simulated seconds per second (default 1)")
     parser.add_argument("--duration", type=_duration, default=None, help="stop after this time, as in 20s")
@@ -83,6 +87,7 @@ async def simulate(
     dcgm: str = DEFAULT_DCGM,
     gke: str = DEFAULT_GKE,
     kubelet: str,
+    pods: str = "",
     inventory: str = "",
     nvml: str = "",
     scale: float = 1.0,
@@ -104,7 +109,9 @@ async def simulate(
     now = scaled_now(world.start_s, scale)
     try:
         async with contextlib.AsyncExitStack() as stack:
-            simulator = await stack.enter_async_context(serve(world, now, dcgm=dcgm, gke=gke, kubelet=kubelet))
+            simulator = await stack.enter_async_context(
+                serve(world, now, dcgm=dcgm, gke=gke, kubelet=kubelet, pods=pods or None)
+            )
             library = await _nvml(stack, world, now, Path(nvml), scale) if nvml else ""
             say(endpoints(simulator, scale) + library)
             with contextlib.suppress(TimeoutError):
@@ -147,5 +154,6 @@ def endpoints(simulator: Simulator, scale: float) -> str:
             f"  dcgm-exporter  {simulator.dcgm_url}",
             f"  GKE collector  {simulator.gke_url}{refused}",
             f"  Pod Resources  {simulator.kubelet_endpoint}",
+            *([f"  Pods API       {simulator.pods_endpoint}"] if simulator.pods_endpoint else []),
         )
     )

@@ -18,6 +18,9 @@ from gpulens.pipeline.exposition import PageParser
 MIB = 1048576
 
 
+Row = tuple[str, str, str, str, str, str, str]
+
+
 @dataclass(slots=True)
 class Ledger:
     """Keeps the newest batch of each stream; the demo's exporter."""
@@ -63,6 +66,8 @@ class Device:
     owners: set[tuple[str, str]] = field(default_factory=set)
     reason: str = ""
     values: dict[str, Value] = field(default_factory=dict)
+    parts: dict[tuple[str, str], dict[str, Value]] = field(default_factory=dict)
+    """What each owner's processes have of it, by metric."""
 
 
 _SHOWN = {
@@ -89,6 +94,10 @@ def devices(ledger: Ledger) -> list[Device]:
             device.owners.add((resource.text("k8s.namespace.name"), resource.text("k8s.pod.name")))
         elif name == "gpu.attribution":
             device.reason = series.text("gpu.attribution.reason")
+        elif name in ("gpu.process.memory.usage", "gpu.process.utilization"):
+            owner = (resource.text("k8s.namespace.name"), resource.text("k8s.pod.name"))
+            part = device.parts.setdefault(owner, {})
+            part[name] = part.get(name, 0) + value
         elif name in _SHOWN and scope == "gpulens/dcgm" and series.text("hw.gpu.task") in ("", _SHOWN[name]):
             device.values[name] = value
     in_mig = {device.parent for device in found.values() if device.parent}
@@ -156,10 +165,23 @@ def table(ledger: Ledger, exporter_page: str, gke_page: str, names: Mapping[str,
                 _owner(device),
                 _ratio(device.values.get("hw.gpu.utilization")),
                 _ratio(device.values.get("gpu.sm.active")),
-                "-" if memory is None else f"{memory / MIB:.0f} MiB",
+                _size(memory),
             )
         )
+        if len(device.owners) > 1:
+            rows += (_part(device, owner) for owner in sorted(device.owners & device.parts.keys()))
     return _aligned(rows)
+
+
+def _part(device: Device, owner: tuple[str, str]) -> Row:
+    """The line of one of several owners: what its processes have of the device."""
+    part = device.parts[owner]
+    residency, memory = part.get("gpu.process.utilization"), part.get("gpu.process.memory.usage")
+    return ("", "", "", f"\u2514 {owner[1]}", _ratio(residency), "-", _size(memory))
+
+
+def _size(memory: Value | None) -> str:
+    return "-" if memory is None else f"{memory / MIB:.0f} MiB"
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> str:

@@ -7,6 +7,7 @@ its time runs faster.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import tempfile
 from pathlib import Path
@@ -22,14 +23,24 @@ from gpulens.pipeline.registry import Registry
 from gpulens.pipeline.service import Service
 from gpulens.simulator.comparison import Ledger, table
 from gpulens.simulator.inventory import write_inventory
+from gpulens.simulator.nvml.build import BuildError
+from gpulens.simulator.nvml.world_state import follow_world
 from gpulens.simulator.server import Simulator, serve
 from gpulens.simulator.world import World
 
 READING = (
     "dcgm-exporter by default gives every GPU to itself; GKE's collector knows the pod, but its duty cycle only says\n"
     "that a kernel was resident (- where it says nothing, as under MIG). gpulens has the pod, and with SM active the\n"
+    "share of the chip that works. NVML says which MIG UUID is which instance, and what each process of a shared GPU\n"
+    "holds (the lines with \u2514)."
+)
+READING_WITHOUT_NVML = (
+    "dcgm-exporter by default gives every GPU to itself; GKE's collector knows the pod, but its duty cycle only says\n"
+    "that a kernel was resident (- where it says nothing, as under MIG). gpulens has the pod, and with SM active the\n"
     "share of the chip that works. MIG owners are known here because the simulated node tells its device inventory."
 )
+RECEIVERS = "[nvml, k8s_pods, pod_resources, dcgm, gke]"
+RECEIVERS_WITHOUT_NVML = "[otlp_json_file/inventory, k8s_pods, pod_resources, dcgm, gke]"
 TABLE_EVERY_S = 20.0
 """Real seconds between two tables of a demo that runs until it is stopped."""
 
@@ -52,9 +63,22 @@ async def demo(duration: str, listen: str, world: str, scale: float, record: str
     with tempfile.TemporaryDirectory(prefix="gpulens-") as folder:
         socket = Path(folder) / "kubelet.sock"
         write_inventory(node, socket.with_name("inventory.jsonl"))
-        async with serve(node, lambda: clock.now_ns() / 1e9, kubelet=socket) as simulator:
+
+        def now() -> float:
+            return clock.now_ns() / 1e9
+
+        async with contextlib.AsyncExitStack() as stack:
+            library: Path | None = Path(folder) / "nvml"
+            try:
+                await stack.enter_async_context(follow_world(node, now, Path(folder) / "nvml", scale=scale))
+            except BuildError as error:
+                print(f"NVML is not simulated: {error}", file=out)
+                library = None
+            simulator = await stack.enter_async_context(
+                serve(node, now, kubelet=socket, pods=socket.with_name("pods.sock"))
+            )
             ledger = Ledger()
-            service = _service(simulator, ledger, folder, listen, record, clock, node)
+            service = _service(simulator, ledger, folder, listen, record, clock, node, library)
             await service.start()
             try:
                 print(
@@ -65,7 +89,7 @@ async def demo(duration: str, listen: str, world: str, scale: float, record: str
                 )
                 while await _runs_on(service, seconds or TABLE_EVERY_S):
                     print(_table(ledger, node, clock.now_ns() / 1e9), file=out)
-                    print(READING, file=out, flush=True)
+                    print(READING if library is not None else READING_WITHOUT_NVML, file=out, flush=True)
                     if seconds:
                         break
             finally:
@@ -73,23 +97,37 @@ async def demo(duration: str, listen: str, world: str, scale: float, record: str
 
 
 def _service(
-    simulator: Simulator, ledger: Ledger, folder: str, listen: str, record: str, clock: ScaledClock, world: World
+    simulator: Simulator,
+    ledger: Ledger,
+    folder: str,
+    listen: str,
+    record: str,
+    clock: ScaledClock,
+    world: World,
+    library: Path | None,
 ) -> Service:
     environ = {
         "GPULENS_DEMO_DCGM": simulator.dcgm_url,
         "GPULENS_DEMO_GKE": simulator.gke_url,
         "GPULENS_DEMO_KUBELET": simulator.kubelet_endpoint,
+        "GPULENS_DEMO_PODS": simulator.pods_endpoint,
+        "GPULENS_DEMO_NVML": str(library or folder),
         "GPULENS_DEMO_INVENTORY": str(Path(folder) / "inventory.jsonl"),
         "GPULENS_DEMO_LISTEN": listen,
         "GPULENS_DEMO_RECORD": record,
     }
-    configs = ["preset:demo", "yaml:exporters::demo_table:"]
+    receivers = RECEIVERS if library is not None else RECEIVERS_WITHOUT_NVML
+    configs = [
+        "preset:demo",
+        "yaml:exporters::demo_table:",
+        f"yaml:service::pipelines::metrics::receivers: {receivers}",
+    ]
     exporters = ["prometheus", "demo_table"]
     if record:
         configs += [
             "yaml:exporters::file/raw::path: ${env:GPULENS_DEMO_RECORD}/raw.jsonl",
             "yaml:exporters::file/out::path: ${env:GPULENS_DEMO_RECORD}/out.jsonl",
-            "yaml:service::pipelines::metrics/raw::receivers: [otlp_json_file/inventory, pod_resources, dcgm, gke]",
+            f"yaml:service::pipelines::metrics/raw::receivers: {receivers}",
             "yaml:service::pipelines::metrics/raw::exporters: [file/raw]",
         ]
         exporters.append("file/out")

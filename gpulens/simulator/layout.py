@@ -9,6 +9,7 @@ nvidiaN/giM/vgpuK with N the minor, not the index).
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator
@@ -33,6 +34,11 @@ class Owner:
     pod: str
     container: str
     uid: str
+
+
+def container_id(owner: Owner) -> str:
+    """The invented id of a pod's container: 64 hexadecimal digits that its pod's UID and its name make up."""
+    return hashlib.sha256(f"{owner.uid}/{owner.container}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

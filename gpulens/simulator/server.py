@@ -22,6 +22,8 @@ from aiohttp import web
 
 from gpulens.pipeline.errors import StartError
 from gpulens.receivers.pod_resources import podresources_pb2 as pb
+from gpulens.simulator.pods_api import SERVICE as PODS_SERVICE
+from gpulens.simulator.pods_api import pod_events, pods_at, pods_reply
 from gpulens.simulator.schema import FaultKind
 from gpulens.simulator.world import World
 
@@ -144,6 +146,7 @@ class Simulator:
         dcgm: str | None = "127.0.0.1:0",
         gke: str | None = "127.0.0.1:0",
         kubelet: Path | str | None = None,
+        pods: Path | str | None = None,
     ) -> None:
         self.world = world
         self._now = now
@@ -153,6 +156,7 @@ class Simulator:
         self._dcgm = _Page(dcgm, {"/metrics": self._dcgm_metrics, "/health": self._health}) if dcgm else None
         self._gke = _Page(gke, {"/metrics": self._gke_metrics}) if gke else None
         self._kubelet = _Socket(Path(kubelet), self._services) if kubelet else None
+        self._pods = _Socket(Path(pods), self._pods_services) if pods else None
 
     @property
     def dcgm_url(self) -> str:
@@ -170,13 +174,18 @@ class Simulator:
         return f"unix://{self._kubelet.path.absolute()}" if self._kubelet else ""
 
     @property
+    def pods_endpoint(self) -> str:
+        """Of the kubelet's Pods API; empty when it isn't served."""
+        return f"unix://{self._pods.path.absolute()}" if self._pods else ""
+
+    @property
     def waiting(self) -> int:
         """How many calls hang or are slow right now."""
         return self._waits.count
 
     async def start(self) -> None:
         """Opens everything once, so that ports are known, then lets the world's faults have their way."""
-        for part in (self._dcgm, self._gke, self._kubelet):
+        for part in (self._dcgm, self._gke, self._kubelet, self._pods):
             if part is not None:
                 await part.open()
         await self.settle()
@@ -184,7 +193,7 @@ class Simulator:
     async def stop(self) -> None:
         """Closes everything; calls that hang are dropped. Safe to call twice."""
         async with self._lock:
-            for part in (self._dcgm, self._gke, self._kubelet):
+            for part in (self._dcgm, self._gke, self._kubelet, self._pods):
                 if part is not None:
                     await part.close()
 
@@ -200,10 +209,12 @@ class Simulator:
                 await _switch(self._dcgm, on=not self.world.fault("dcgm_down", now))
             if self._gke is not None:
                 await _switch(self._gke, on=not (self.world.gke_refuses() or self.world.fault("gke_down", now)))
-            if self._kubelet is not None:
+            for socket in (self._kubelet, self._pods):
+                if socket is None:
+                    continue
                 if self._restarted(before, now):
-                    await self._kubelet.close()
-                await _switch(self._kubelet, on=not any(self.world.fault(kind, now) for kind in _ABSENT))
+                    await socket.close()
+                await _switch(socket, on=not any(self.world.fault(kind, now) for kind in _ABSENT))
         self._waits.wake()
 
     def _restarted(self, before_s: float, now_s: float) -> bool:
@@ -252,6 +263,22 @@ class Simulator:
             ),
             service("v1alpha1.PodResourcesLister", List=self._list_any),
         ]
+
+    def _pods_services(self) -> list[_Service]:
+        methods = {
+            "ListPods": grpc.unary_unary_rpc_method_handler(self._list_pods),
+            "WatchPods": grpc.unary_stream_rpc_method_handler(self._watch_pods),
+        }
+        return [grpc.method_handlers_generic_handler(PODS_SERVICE, methods)]
+
+    async def _list_pods(self, request: bytes, context: _Context) -> bytes:
+        await self._admit(context)
+        return pods_reply(self.world, self._now())
+
+    async def _watch_pods(self, request: bytes, context: _Context) -> AsyncIterator[bytes]:
+        await self._admit(context)
+        async for event in pod_events(lambda: pods_at(self.world, self._now()), self._waits.until):
+            yield event
 
     async def _list_v1(self, request: bytes, context: _Context) -> bytes:
         await self._refuse_v1(context)
@@ -303,13 +330,14 @@ async def serve(
     dcgm: str | None = "127.0.0.1:0",
     gke: str | None = "127.0.0.1:0",
     kubelet: Path | str | None = None,
+    pods: Path | str | None = None,
     tick_s: float | None = _TICK_S,
 ) -> AsyncIterator[Simulator]:
     """Serves the world while the context lasts, following `now` every `tick_s` real seconds.
 
     With `tick_s` None nothing follows the clock and the caller settles. Raises StartError as Simulator does.
     """
-    simulator = Simulator(world, now, dcgm=dcgm, gke=gke, kubelet=kubelet)
+    simulator = Simulator(world, now, dcgm=dcgm, gke=gke, kubelet=kubelet, pods=pods)
     ticker: asyncio.Task[None] | None = None
     try:
         await simulator.start()

@@ -119,6 +119,7 @@ def _through_rotel(rotel: str, protocol: str, folder: Path, free_port: Callable[
     node = gpulens(
         "simulate", "demo", "--dcgm", f"127.0.0.1:{dcgm}", "--gke", f"127.0.0.1:{gke}",
         "--kubelet", str(socket), "--inventory", str(inventory), "--scale", "1",
+        "--pods", str(folder / "pods.sock"), "--nvml", str(folder / "nvml"),
     )  # fmt: skip
     agent = gpulens(
         "run", "--config", "preset:demo", "--config", f"yaml:{exporter}",
@@ -133,6 +134,8 @@ def _through_rotel(rotel: str, protocol: str, folder: Path, free_port: Callable[
         "GPULENS_DEMO_GKE": f"http://127.0.0.1:{gke}/metrics",
         "GPULENS_DEMO_KUBELET": f"unix://{socket}",
         "GPULENS_DEMO_INVENTORY": str(inventory),
+        "GPULENS_DEMO_PODS": f"unix://{folder / 'pods.sock'}",
+        "GPULENS_DEMO_NVML": str(folder / "nvml"),
         "NODE_NAME": "gpu-node-1",
     }
     agent_log = folder / "agent.log"

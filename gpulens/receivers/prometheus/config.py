@@ -32,8 +32,6 @@ def _token(token: Secret | None) -> Secret | None:
 def _tls(tls: ClientTLSConfig | None) -> ClientTLSConfig | None:
     if tls is not None and tls.insecure:
         raise ValueError("'insecure' means nothing here: an http:// address is what goes without TLS")
-    if tls is not None and tls.server_name_override:
-        raise ValueError("'server_name_override' is not supported for pages: the certificate must have the address")
     return tls
 
 

@@ -245,10 +245,18 @@ def create(settings: Settings, config: PrometheusConfig, consumer: Metrics) -> R
     """The receiver of one `prometheus:` block."""
     token = BearerToken(config.bearer_token, config.bearer_token_file)
     tls = LazyTls(config.tls)
+    server_name = config.tls.server_name_override if config.tls is not None else ""
 
     def connect(url: str) -> PageSource:
         return LazyPages(
-            lambda: HttpPages(url, config.headers, config.max_page_size, tls=tls.context(), fresh_headers=token.headers)
+            lambda: HttpPages(
+                url,
+                config.headers,
+                config.max_page_size,
+                tls=tls.context(),
+                fresh_headers=token.headers,
+                server_name=server_name,
+            )
         )
 
     node, scope = node_resource(settings.node), Scope(f"gpulens/{SOURCE}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import shutil
 import time
 import zlib
@@ -20,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 from gpulens.simulator.activity import Activity
-from gpulens.simulator.layout import Device, DeviceKey, Owner
+from gpulens.simulator.layout import Device, DeviceKey, Owner, container_id
 from gpulens.simulator.models import MODELS
 from gpulens.simulator.nvml.build import build
 from gpulens.simulator.nvml.profiles import GPM_RATIOS, PROFILES
@@ -206,11 +205,6 @@ class WorldState:
         (fresh / "comm").write_text("python\n")
         shutil.rmtree(self.proc / str(pid), ignore_errors=True)
         fresh.rename(self.proc / str(pid))
-
-
-def container_id(owner: Owner) -> str:
-    """The invented id of a pod's container: 64 hexadecimal digits that its pod's UID and its name make up."""
-    return hashlib.sha256(f"{owner.uid}/{owner.container}".encode()).hexdigest()
 
 
 def _pids(world: Truth) -> dict[tuple[Owner, DeviceKey], int]:

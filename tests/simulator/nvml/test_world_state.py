@@ -12,8 +12,9 @@ import pytest
 
 from gpulens.nvml.containers import Containers
 from gpulens.simulator.command import simulate
+from gpulens.simulator.layout import container_id
 from gpulens.simulator.nvml.build import LIBRARY
-from gpulens.simulator.nvml.world_state import WorldState, container_id
+from gpulens.simulator.nvml.world_state import WorldState
 from gpulens.simulator.world import World
 from tests.simulator.nvml.child import Child
 
