@@ -16,6 +16,9 @@ _GKE = re.compile(r"nvidia(?P<minor>\d+)(?:/gi(?P<gi>\d+))?\Z")
 _PCI = re.compile(r"(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<rest>[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z", re.IGNORECASE)
 _OLD_MIG = re.compile(r"MIG-(?P<gpu>GPU-[^/]+)/(?P<gi>\d+)/\d+\Z")
 _INSTANCE = re.compile(r"(?P<parent>GPU-[^/]+)/gi\d+\Z")
+_GI = re.compile(r".*/gi\d+\Z", re.DOTALL)
+_WHOLE = re.compile(r"(?:card|nvidia)\d+\Z")
+"""Ids of whole cards by their form: Intel's and GKE's device plugins."""
 
 ALL_DEVICES = "all"
 
@@ -63,6 +66,11 @@ class DeviceFact:
         """The one key of this device: a GPU's UUID, or `<parent>/gi<N>` for a MIG instance."""
         return f"{self.parent}/gi{self.gi}" if self.parent and self.gi else self.hw_id
 
+    @property
+    def is_part(self) -> bool:
+        """A part of a card that can be held whole (a tile, a compute partition), and no MIG instance."""
+        return bool(self.parent) and not self.gi and not (is_nvidia(self.hw_id) or is_nvidia(self.parent))
+
 
 def _plugin_name(plugin: str) -> str:
     """A device plugin's id for a device, spelled as `resolve` looks names up."""
@@ -85,6 +93,11 @@ def is_global(key: str) -> bool:
     return key.startswith(("GPU-", "MIG-"))
 
 
+def is_nvidia(key: str) -> bool:
+    """A GPU of NVIDIA's by UUID, or a MIG instance in any spelling."""
+    return is_global(key) or _GI.match(key) is not None
+
+
 class DeviceMap:
     """The devices of one node as its streams describe them; `version` changes when an answer may."""
 
@@ -95,6 +108,7 @@ class DeviceMap:
         self._uuids: dict[str, str] = {}
         self._keys: set[str] = set()
         self._parents: dict[str, str] = {}
+        self._cards: dict[str, str] = {}
         self._gpus: tuple[str, ...] = ()
         self._resolved: dict[str, tuple[str, ...]] = {}
 
@@ -160,9 +174,19 @@ class DeviceMap:
         return self._uuids.get(key, key)
 
     def parent(self, key: str) -> str:
-        """The GPU that a MIG instance is part of; empty for a whole GPU."""
+        """The GPU that a MIG instance or another part is part of; empty for a whole GPU."""
         match = _INSTANCE.match(key)
         return match["parent"] if match else self._parents.get(key, "")
+
+    @property
+    def cards(self) -> Mapping[str, str]:
+        """Parts that are held with their card where nobody holds them by themselves -> the card. No MIG instances:
+        a GPU in MIG mode can't be held whole."""
+        return self._cards
+
+    def is_vague(self, key: str) -> bool:
+        """The key may stand for a part of any card: nobody described it, and its form is not a whole card's."""
+        return not (self.is_resolved(key) or _WHOLE.match(key) or normal_pci(key))
 
     def _build(self) -> None:
         facts = [fact for said in self._facts.values() for fact in said]
@@ -172,6 +196,7 @@ class DeviceMap:
                 uuids.setdefault(fact.key, set()).add(fact.hw_id)
         answers: dict[str, set[str]] = {}
         gpus: dict[str, None] = {}
+        parents: dict[str, set[str]] = {}
         self._keys, self._parents = set(), {}
         for fact in facts:
             key = fact.key
@@ -183,6 +208,8 @@ class DeviceMap:
             self._keys.add(key)
             for name in filter(None, (fact.hw_id, fact.dra, _plugin_name(fact.plugin))):
                 answers.setdefault(name, set()).add(key)
+            if fact.is_part:
+                parents.setdefault(key, set()).add(fact.parent)
             if not fact.parent:
                 gpus[key] = None
                 if fact.minor:
@@ -191,6 +218,9 @@ class DeviceMap:
                     answers.setdefault(normal_pci(fact.pci), set()).add(key)
         self._names = {name: next(iter(keys)) for name, keys in answers.items() if len(keys) == 1}
         self._uuids = {key: next(iter(names)) for key, names in uuids.items() if len(names) == 1}
+        cards = {key: next(iter(said)) for key, said in parents.items() if len(said) == 1}
+        self._parents.update(cards)
+        self._cards = {key: self._names.get(card, card) for key, card in cards.items()}
         self._gpus = tuple(gpus)
         self._resolved.clear()
         self.version += 1

@@ -82,8 +82,11 @@ def rogues(
     witnesses: Sequence[History],
     now_ns: int,
     system_namespaces: frozenset[str],
+    paged: Mapping[str, Owners],
 ) -> tuple[Rogue, ...]:
-    """The pods that have a process on a device without holding it, ordered; empty where there is no proof."""
+    """The pods that have a process on a device without holding it, ordered; empty where there is no proof. Nobody is
+    rogue on what a page gives him where its word counts (`paged`: device -> who held it lately)."""
+    excused = {key: frozenset(map(pod_key, owners)) for key, owners in paged.items()}
     proofs = {
         seen_ns: _Proof.of(witnesses, devices, seen_ns, now_ns)
         for seen_ns in {sight.last_ns for sight in sights.values()}
@@ -96,9 +99,17 @@ def rogues(
         holders = proof.holders(keys[0])
         if holders is None or named.key in holders or named.key in proof.unclear:
             continue
+        if excused and any(named.key in each for each in _related(excused, keys[0], devices)):
+            continue
         if pods.phase(named.pod) in RUNNING_PHASES and named.pod.namespace not in system_namespaces:
             found.add((keys[0], named.owner(())))
     return tuple(sorted(found, key=repr))
+
+
+def _related(held: Mapping[str, frozenset[PodKey]], key: str, devices: DeviceMap) -> list[frozenset[PodKey]]:
+    """The holders of a device, of the GPU that it is part of, and of its parts."""
+    parent = devices.parent(key)
+    return [pods for each, pods in held.items() if each in (key, parent) or devices.parent(each) == key]
 
 
 class _Proof:
@@ -135,10 +146,7 @@ class _Proof:
         """The pods that held the device, the GPU that it is part of, or an instance of it; None where it is not known
         for sure which device this is, or nobody was asked about it."""
         if key not in self._holders:
-            parent = self._devices.parent(key)
-            related = [
-                pods for each, pods in self._pods.items() if each in (key, parent) or self._devices.parent(each) == key
-            ]
+            related = _related(self._pods, key, self._devices)
             known = bool(related) and self._devices.is_resolved(key)
             self._holders[key] = frozenset[PodKey]().union(*related) if known else None
         return self._holders[key]

@@ -26,6 +26,7 @@ from gpulens.processors.attribution.nodes import Nodes
 from gpulens.processors.attribution.ownership import Verdict
 from gpulens.processors.attribution.plan import Plan
 from gpulens.processors.attribution.report import Reporter
+from gpulens.processors.attribution.words import VENDOR
 
 PLAN_BYTES = 2000
 """Rough cost of a series in a plan or a mapping with the layout that it keeps alive, measured on 8 GPUs."""
@@ -180,7 +181,7 @@ class AttributionProcessor:
         for group in plan.groups:
             node = self._nodes.find(group.node, group.device)
             if node is not None:
-                holds.append(self._nodes.hold_ns(node, node.elected))
+                holds.append(self._nodes.hold_ns(node, group.device))
         return batch.latest_ns() + max(holds, default=0)
 
     def _release(self) -> None:
@@ -250,11 +251,14 @@ class AttributionProcessor:
         nodes = [node for name in plan.nodes if (node := self._nodes.find(name, "")) is not None]
         elected = tuple((node.name, node.elected) for node in nodes)
         versions = tuple((node.name, node.devices.version) for node in nodes)
-        disputed: frozenset[tuple[str, str]] = frozenset()
+        disputed = paged = frozenset[tuple[str, str]]()
         if plan.allocations:
+            paged = frozenset(
+                (node.name, key) for node in nodes for key, word in node.words().items() if word.source == VENDOR
+            )
             disputed = frozenset((node.name, key) for node in nodes for key in self._nodes.disputed(node))
         owners_of = tuple(verdict.owner for verdict in verdicts)
-        return View(owners_of, self._nodes.holders(plan), elected, versions, disputed)
+        return View(owners_of, self._nodes.holders(plan), elected, versions, disputed, paged)
 
     def _plan(self, layout: Layout) -> Plan:
         plan = self._plans.get(layout)

@@ -14,6 +14,7 @@ from gpulens.pipeline.data import Identity, Projection, Resource, Scope, Series,
 from gpulens.processors.attribution.devices import DeviceMap
 from gpulens.processors.attribution.ownership import Owner
 from gpulens.processors.attribution.plan import Plan, home_of, node_of, with_owner
+from gpulens.processors.attribution.words import VENDOR
 
 OWN = Scope("gpulens")
 """The scope of what attribution says itself."""
@@ -28,6 +29,7 @@ class View:
     - `elected`: node -> the allocation source whose word counts.
     - `versions`: node -> version of its device map.
     - `disputed`: (node, device key) with several owners although known to be exclusive.
+    - `paged`: (node, device key) for which a vendor's page stands in for the elected source.
     """
 
     owners: tuple[Owner | None, ...]
@@ -35,6 +37,7 @@ class View:
     elected: tuple[tuple[str, str], ...]
     versions: tuple[tuple[str, int], ...]
     disputed: frozenset[tuple[str, str]]
+    paged: frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +102,15 @@ class _Targets:
             yield self._owned(slot, resource), scope, self._named(series, keys[0], known)
 
     def _granted(self, identity: Identity, keys: tuple[str, ...]) -> Iterator[str]:
-        """The devices for which an allocation counts: said by the elected source, and not in dispute."""
+        """The devices for which an allocation counts: said by the source whose word counts there, and not in
+        dispute."""
         resource, _, series = identity
         node = node_of(resource)
-        if series.text("gpu.allocation.source") == self._elected.get(node, ""):
-            yield from (key for key in keys if (node, key) not in self._view.disputed)
+        source = series.text("gpu.allocation.source")
+        for key in keys:
+            paged = (node, key) in self._view.paged
+            if source == (VENDOR if paged else self._elected.get(node, "")) and (node, key) not in self._view.disputed:
+                yield key
 
     def _named(self, series: Series, key: str, known: DeviceMap) -> Series:
         """The series under the device's public id. The source of an allocation is left out: it may change while the

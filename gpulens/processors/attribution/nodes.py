@@ -6,9 +6,10 @@ that exist and by the longest window.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import is_not
+from types import MappingProxyType
 
 from gpulens.pipeline.data import Batch, Resource
 from gpulens.pipeline.grid import NS
@@ -18,6 +19,7 @@ from gpulens.processors.attribution.holders import WITNESS, Processes, Rogue, ro
 from gpulens.processors.attribution.ownership import STRANGER, History, Owner, Owners, Reason, Snapshot, Verdict
 from gpulens.processors.attribution.plan import PROCESS, Claim, Plan, SlotReader
 from gpulens.processors.attribution.pods import NOTHING, Hint, Named, PodMap
+from gpulens.processors.attribution.words import VENDOR, Word, word
 
 LABELS = frozenset({"dcgm", "gke", "prometheus"})
 """Allocation sources that are labels of a page: they had no beginning that we saw, so their first sight is no
@@ -33,6 +35,8 @@ WINDOWS_NS = {"dcgm": 30 * NS, "gke": 60 * NS, "prometheus": 30 * NS}
 """What a reading covers before its own time, until the receiver says so: the exporter's default refresh (30 s), the
 age that GKE's page may have, and as much as dcgm-exporter's for pages of which nothing is known (the slowest vendor
 advises to scrape every 30 s)."""
+
+_NO_WORDS: Mapping[str, Word] = MappingProxyType({})
 
 LONGEST_WINDOW_NS = 120 * NS
 LONGEST_DURATION_S = 1200.0
@@ -57,12 +61,50 @@ class Node:
     pods: PodMap = field(default_factory=PodMap)
     elected: str = ""
     """The allocation source whose word counts now; empty when there is none."""
+    vendor: str = ""
+    """`VENDOR` where its page may stand in for devices that the elected source can't name; else empty."""
+    mixed: bool = False
+    """Another may be asked of a device than the elected source under the device's own key."""
     rogues: tuple[Rogue, ...] = ()
     """Who has a process on a device without holding it, at the last grid instant."""
+    _words: tuple[list[object], Mapping[str, Word]] = ([], _NO_WORDS)
 
     def sources(self, source: str) -> list[History]:
         """What the streams of an allocation source said."""
         return [history for (name, _), history in self.histories.items() if name == source]
+
+    def word(self, key: str, begin_ns: int, end_ns: int) -> Word:
+        """Who is asked about a device over a window."""
+        devices = self.devices
+        return word(
+            key, self.elected, self.vendor, self.sources, devices, lambda history: history.around(begin_ns, end_ns)
+        )
+
+    def words(self) -> Mapping[str, Word]:
+        """The devices of which another is asked now than the elected source under the device's own key."""
+        if not self.mixed:
+            return _NO_WORDS
+        seen: list[object] = [self.elected, self.vendor, self.devices.state]
+        for history in self._asked():
+            last = history.last
+            # A snapshot that repeats the one before it shares what it says, but not the object.
+            seen += [None, None] if last is None else [last.owners, last.said is None]
+        if len(seen) != len(self._words[0]) or any(map(is_not, seen, self._words[0])):
+            keys = self.devices.keys
+            for history in self.sources(self.vendor):
+                keys |= history.keys_now(self.devices)
+            found = {
+                key: word(key, self.elected, self.vendor, self.sources, self.devices, History.newest) for key in keys
+            }
+            self._words = (seen, {key: each for key, each in found.items() if each != Word(self.elected, key)})
+        return self._words[1]
+
+    def word_now(self, key: str) -> Word:
+        """Who is asked about a device now."""
+        return self.words().get(key) or Word(self.elected, key)
+
+    def _asked(self) -> list[History]:
+        return self.sources(self.elected) + (self.sources(self.vendor) if self.vendor else [])
 
     def standing(self) -> Iterator[object]:
         """What the owners of the node's devices follow from now, as objects that stay the same while it does."""
@@ -71,7 +113,8 @@ class Node:
         yield self.elected
         yield self.devices.state
         yield self.rogues
-        for history in self.sources(self.elected):
+        yield self.vendor
+        for history in self._asked():
             last = history.last
             yield None if last is None else last.owners
             yield None if last is None else last.exclusive
@@ -114,7 +157,7 @@ class Nodes:
                 self._told.setdefault(stream, set()).add(node.name)
             if node.name:
                 self._homes.update({device: node.name for device in node.names() if is_global(device)})
-            node.elected = self._elect(node)
+            self._elect(node)
 
     def fresh(self, name: str, resource: Resource, first_ns: int) -> Node:
         """A node of which nothing is known yet."""
@@ -140,7 +183,7 @@ class Nodes:
         self._learn_processes(plan, batch, read)
         self._learn_allocations(plan, batch, read)
         for node in self._told_of(batch.stream) + [self._nodes[name] for name in plan.nodes]:
-            node.elected = self._elect(node)
+            self._elect(node)
         if batch.complete:
             self._told[batch.stream] = set(plan.nodes)
         else:
@@ -243,21 +286,28 @@ class Nodes:
             name = self._homes.get(device.partition("/")[0], self._homes.get(device, ""))
         return self._nodes.get(name)
 
-    def _elect(self, node: Node) -> str:
-        """The first source, in the order of trust, that has said anything lately."""
-        for source in self._config.sources:
-            heard = [history.heard_ns for history in node.sources(source) if history.heard_ns]
-            if not heard or node.last_ns - max(heard) > self._config.source_timeout * NS:
-                continue
-            if source in PAGES and node.last_ns - node.first_ns < self._config.settle_time * NS:
-                return ""
-            return source
-        return ""
+    def _elect(self, node: Node) -> None:
+        """Elects the first source, in the order of trust, that has said anything lately. A vendor's page after one
+        that names free devices, too, stands in for what that one can't name."""
+        settled = node.last_ns - node.first_ns >= self._config.settle_time * NS
+        elected = next((source for source in self._config.sources if self._speaks(node, source)), "")
+        node.elected = elected if settled or elected not in PAGES else ""
+        stands_in = settled and elected and elected not in PAGES and VENDOR in self._config.sources
+        node.vendor = VENDOR if stands_in and self._speaks(node, VENDOR) else ""
+        node.mixed = bool(node.vendor or node.devices.cards)
 
-    def hold_ns(self, node: Node, source: str) -> int:
-        """How long a reading waits for the snapshot after it."""
+    def _speaks(self, node: Node, source: str) -> bool:
+        heard = [history.heard_ns for history in node.sources(source) if history.heard_ns]
+        return bool(heard) and node.last_ns - max(heard) <= self._config.source_timeout * NS
+
+    def hold_ns(self, node: Node, device: str) -> int:
+        """How long a reading of a device waits for the snapshot after it."""
         if self._config.hold:
             return round(self._config.hold * NS)
+        source = node.elected
+        if node.mixed:
+            keys = node.devices.resolve(device)
+            source = node.word_now(keys[0]).source if len(keys) == 1 else source
         return node.interval_ns.get(source, INTERVALS_NS.get(source, 10 * NS)) * 3 // 2
 
     def decide(self, node: Node | None, device: str, begin_ns: int, end_ns: int) -> Verdict:
@@ -268,12 +318,17 @@ class Nodes:
             return Verdict(Reason.NO_SOURCE)
         keys = node.devices.resolve(device)
         key = keys[0] if len(keys) == 1 else device
-        verdicts = [history.decide(key, begin_ns, end_ns, node.devices) for history in node.sources(node.elected)]
+        source = node.elected
+        if node.mixed:
+            asked = node.word(key, begin_ns, end_ns)
+            source, key = asked.source, asked.key
+        verdicts = [history.decide(key, begin_ns, end_ns, node.devices) for history in node.sources(source)]
         return _combine(verdicts)
 
-    def owners_now(self, node: Node, source: str, key: str) -> Owners | None:
-        """Who holds a device by the newest word of a source; None when it does not name the device."""
-        held = [history.owners_now(key, node.devices) for history in node.sources(source)]
+    def owners_now(self, node: Node, key: str) -> Owners | None:
+        """Who holds a device by the newest word that counts for it; None when that does not name the device."""
+        asked = node.word_now(key)
+        held = [history.owners_now(asked.key, node.devices) for history in node.sources(asked.source)]
         known = [owners for owners in held if owners is not None]
         return frozenset().union(*known) if known else None
 
@@ -295,7 +350,7 @@ class Nodes:
             return None
         node = self._nodes[claim.node]
         keys = node.devices.resolve(claim.device)
-        owners = self.owners_now(node, node.elected, keys[0]) if len(keys) == 1 else None
+        owners = self.owners_now(node, keys[0]) if len(keys) == 1 else None
         return named.owner(owners or ())
 
     def _named(self, name: str, hint: Hint) -> Owner | None:
@@ -312,12 +367,25 @@ class Nodes:
         system = frozenset(self._config.system_namespaces)
         for node in self._nodes.values():
             sights = node.processes.sights(now_ns)
-            found = rogues(sights, node.pods, node.devices, node.sources(WITNESS), now_ns, system)
+            found = rogues(sights, node.pods, node.devices, node.sources(WITNESS), now_ns, system, self._paged(node))
             node.rogues = found if found != node.rogues else node.rogues
 
-    def reason_now(self, node: Node, source: str, key: str) -> Reason:
-        """Why a device has the owners that it has, by the newest word of a source."""
-        verdicts = [Verdict(history.reason_now(key, node.devices)) for history in node.sources(source)]
+    def _paged(self, node: Node) -> Mapping[str, Owners]:
+        """Who held devices lately by a vendor's page, of those that the elected source can't name."""
+        held: dict[str, Owners] = {}
+        if not node.vendor:
+            return held
+        named = {key for history in node.sources(node.elected) for key in history.keys_now(node.devices)}
+        for history in node.sources(node.vendor):
+            for key, holders in history.holders_kept(node.devices).items():
+                if key not in named:
+                    held[key] = held.get(key, frozenset()) | holders
+        return held
+
+    def reason_now(self, node: Node, key: str) -> Reason:
+        """Why a device has the owners that it has, by the newest word that counts for it."""
+        asked = node.word_now(key)
+        verdicts = [Verdict(history.reason_now(asked.key, node.devices)) for history in node.sources(asked.source)]
         return _combine(verdicts).reason
 
     def disputed(self, node: Node) -> frozenset[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gpulens.pipeline.data import Attributes
-from gpulens.processors.attribution.devices import DeviceMap
+from gpulens.processors.attribution.devices import DeviceMap, is_nvidia
 
 Owner = Attributes
 """The owner's resource attributes (k8s.namespace.name, k8s.pod.name, ...), sorted by key."""
@@ -75,6 +75,10 @@ class _Resolved:
     """Devices with several owners although they are known to be exclusive."""
     unmapped_mig: bool
     """A MIG UUID is named of which nobody knows the instance."""
+    split: frozenset[str]
+    """Cards of which parts are named."""
+    vague: bool
+    """Something is named that may be a part of any card."""
     said: frozenset[str] | None
 
 
@@ -109,6 +113,7 @@ class History:
     _named: dict[str, int] = field(default_factory=dict)
     _truncated: bool = False
     _last_span: tuple[tuple[int, int, int, int], _Span | None] | None = None
+    _taken_back: Snapshot | None = None
     heard_ns: int = 0
     """When the source last said anything, also if that was taken back since."""
 
@@ -177,6 +182,7 @@ class History:
 
     def clear(self) -> None:
         """Forgets everything: the source dropped what it knew. What it says next is no first sight."""
+        self._taken_back = self.last or self._taken_back
         self._snapshots.clear()
         self._ends.clear()
         self._resolved.clear()
@@ -195,6 +201,52 @@ class History:
         if last is None:
             return Reason.NO_SNAPSHOT
         return self._verdict(self._owners(last, key, devices), key, last, devices).reason
+
+    def around(self, begin_ns: int, end_ns: int) -> Sequence[Snapshot]:
+        """The snapshots that a window asks for: the newest from before it to the first from after it."""
+        first = max(0, bisect_left(self._ends, begin_ns + 1) - 1)
+        last = first
+        while last < len(self._snapshots) and self._snapshots[last].begin_ns < end_ns:
+            last += 1
+        return self._snapshots[first : last + 1]
+
+    def newest(self) -> Sequence[Snapshot]:
+        """The newest snapshot alone; none where there is none."""
+        return self._snapshots[-1:]
+
+    def names(self, key: str, snapshots: Sequence[Snapshot], devices: DeviceMap) -> bool:
+        """One of these snapshots of this history says something of the device."""
+        return any(key in self._view(each, devices).owners for each in snapshots)
+
+    def knows_not(self, key: str, snapshots: Sequence[Snapshot], devices: DeviceMap) -> bool | None:
+        """The source has no name for the device and names no part of it either, by everything that these snapshots
+        say; for a source that took its word back, by the last one. None where it never said anything."""
+        if not snapshots and self._taken_back is not None:
+            snapshots = (self._taken_back,)
+        if not snapshots:
+            return None
+        views = [self._view(each, devices) for each in snapshots]
+        # A MIG UUID that nobody maps may be any instance, and its GPU any GPU.
+        return all(
+            view.said is None
+            and key not in view.owners
+            and key not in view.split
+            and not (view.unmapped_mig and is_nvidia(key))
+            for view in views
+        )
+
+    def holds_whole(self, card: str, snapshots: Sequence[Snapshot], devices: DeviceMap) -> bool:
+        """By these snapshots the card is not handed out in parts: whatever is said of it holds for its parts."""
+        views = [self._view(each, devices) for each in snapshots]
+        return not any(view.said is not None or card in view.split or view.vague for view in views)
+
+    def holders_kept(self, devices: DeviceMap) -> dict[str, Owners]:
+        """Everybody who held each device by any snapshot that is kept."""
+        held: dict[str, Owners] = {}
+        for owners in {id(each.owners): self._view(each, devices).owners for each in self._snapshots}.values():
+            for key, holders in owners.items():
+                held[key] = held.get(key, NOBODY) | holders
+        return held
 
     def disputed(self, devices: DeviceMap) -> frozenset[str]:
         """Devices with several owners by the newest snapshot although they are known to be exclusive."""
@@ -248,7 +300,7 @@ class History:
         return self._last_span[1]
 
     def _find_span(self, begin_ns: int, end_ns: int) -> _Span | None:
-        first = self._first(begin_ns)
+        first = self._first(begin_ns, end_ns)
         if first < 0:
             return _Span(None, None, steady=True)
         start = before = self._snapshots[first]
@@ -262,14 +314,17 @@ class History:
             before = snapshot
         return _Span(start, None, steady=True)
 
-    def _first(self, begin_ns: int) -> int:
+    def _first(self, begin_ns: int, end_ns: int) -> int:
         """The newest snapshot from before a window; -1 when there is none."""
         first = bisect_left(self._ends, begin_ns + 1) - 1
-        return 0 if first < 0 and self._snapshots and not self.first_is_change and not self._truncated else first
+        if first >= 0 or not self._snapshots or self.first_is_change or self._truncated:
+            return first
+        # The first sight of labels reaches back over a window that it ends, not to readings from before it.
+        return 0 if end_ns >= self._snapshots[0].begin_ns else -1
 
     def _decide(self, key: str, begin_ns: int, end_ns: int, devices: DeviceMap) -> Verdict:
         """As `decide`, snapshot by snapshot."""
-        first = self._first(begin_ns)
+        first = self._first(begin_ns, end_ns)
         while first >= 0 and not self._vouches(self._snapshots[first], key, devices):
             first -= 1
         if first < 0:
@@ -328,7 +383,11 @@ class History:
             if snapshot.said is not None:
                 said = frozenset(key for name in snapshot.said for key in devices.resolve(name))
             disputed = frozenset(key for key, holders in owners.items() if len(holders) > 1 and key in exclusive)
-            view = _Resolved(snapshot.owners, devices.version, owners, exclusive, disputed, unmapped, said)
+            split = frozenset(card for key in owners if (card := devices.cards.get(key)))
+            vague = any(map(devices.is_vague, owners))
+            view = _Resolved(
+                snapshot.owners, devices.version, owners, exclusive, disputed, unmapped, split, vague, said
+            )
             self._resolved[mark] = view
         return view
 

@@ -6,7 +6,7 @@ with the method, or on the node's with the reason. A rogue holder has one of its
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import is_not
 
 from gpulens.pipeline.catalogue import metric
@@ -20,7 +20,7 @@ from gpulens.pipeline.data import (
 )
 from gpulens.processors.attribution.mapping import OWN
 from gpulens.processors.attribution.nodes import Node, Nodes
-from gpulens.processors.attribution.ownership import STRANGER, Reason
+from gpulens.processors.attribution.ownership import STRANGER, Owners, Reason
 from gpulens.processors.attribution.plan import PROCESS, home_of, with_owner
 
 
@@ -47,16 +47,16 @@ class Reporter:
 
 
 def _rows(node: Node, nodes: Nodes) -> Iterator[Identity]:
-    source = node.elected
-    allocated = {key for history in node.sources(source) for key in history.keys_now(node.devices)}
-    keys = node.devices.keys | allocated
-    parents = {node.devices.parent(key) for key in keys}
+    allocated = {key for history in node.sources(node.elected) for key in history.keys_now(node.devices)}
+    keys = node.devices.keys | allocated | node.words().keys()
+    held = {key: nodes.owners_now(node, key) if node.elected else None for key in keys}
+    split = _split(node, held)
     home = home_of(node.resource)
     for key in sorted(keys):
-        owners = nodes.owners_now(node, source, key) if source else None
-        if key in parents and not owners:
-            continue  # a GPU in MIG mode can't be held itself; its instances have rows of their own
-        reason = _reason(node, nodes, source, key)
+        owners, source = held[key], node.word_now(key).source
+        if key in split and not owners:
+            continue  # its instances or parts have rows of their own
+        reason = _reason(node, nodes, key)
         if owners and reason in (Reason.OWNED, Reason.SHARED):
             for owner in sorted(owners - {STRANGER}, key=repr):
                 yield with_owner(home, owner), OWN, _series(node, key, source, reason)
@@ -66,10 +66,20 @@ def _rows(node: Node, nodes: Nodes) -> Iterator[Identity]:
         yield with_owner(home, owner), OWN, _series(node, key, PROCESS, Reason.ROGUE)
 
 
-def _reason(node: Node, nodes: Nodes, source: str, key: str) -> Reason:
-    if not source:
+def _split(node: Node, held: Mapping[str, Owners | None]) -> set[str]:
+    """Devices that can't be held themselves: GPUs in MIG mode, and cards of which parts are held."""
+    cards = node.devices.cards
+    return {
+        node.devices.parent(key)
+        for key, owners in held.items()
+        if key not in cards or (owners and node.word_now(key).key == key)
+    }
+
+
+def _reason(node: Node, nodes: Nodes, key: str) -> Reason:
+    if not node.elected:
         return Reason.NO_SOURCE
-    reason = nodes.reason_now(node, source, key)
+    reason = nodes.reason_now(node, key)
     if reason in (Reason.OWNED, Reason.SHARED) and not node.devices.is_resolved(key):
         return Reason.MIG_UNMAPPED if key.startswith("MIG-") else Reason.UNMAPPED
     return reason
