@@ -435,7 +435,6 @@ ROWS: Final[tuple[Row, ...]] = (
         _threshold(0)),
     Row("clock.sm", "gpu.clock.frequency", (("gpu.clock", "sm"),), _FAST, _GPU, _clock(1)),
     Row("clock.memory", "gpu.clock.frequency", (("gpu.clock", "memory"),), _FAST, _GPU, _clock(2)),
-    Row("clock.video", "gpu.clock.frequency", (("gpu.clock", "video"),), _FAST, _GPU, _clock(3), sparse=True),
     *_violations(),
     *_reasons(),
     *_aggregates(),

@@ -32,6 +32,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = MappingProxyType(
             "dcgm": "gpulens.receivers.dcgm:FACTORY",
             "gke": "gpulens.receivers.gke:FACTORY",
             "k8s_pods": "gpulens.receivers.k8s_pods:FACTORY",
+            "nvml": "gpulens.receivers.nvml:FACTORY",
             "otlp_json_file": "gpulens.receivers.otlp_json_file:FACTORY",
             "pod_resources": "gpulens.receivers.pod_resources:FACTORY",
             "prometheus": "gpulens.receivers.prometheus:FACTORY",

@@ -5,15 +5,20 @@ Invariant: every registered component has a case here; the suite fails when one 
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from gpulens.config.ids import Kind
 from gpulens.pipeline.component import Extension, Host
 from gpulens.pipeline.pods import Container, Pod, PodsSeen
 from gpulens.simulator.inventory import write_inventory
+from gpulens.simulator.nvml.build import BuildError
+from gpulens.simulator.nvml.state import FakeNvml, FakeProcess
 from gpulens.simulator.server import Simulator
 
 Block = Mapping[str, object]
@@ -106,6 +111,18 @@ def _mapped_page(place: Place, node: Simulator) -> Block:
     return {"endpoint": node.dcgm_url, "mapping": str(path)}
 
 
+def _fake_gpus(place: Place, node: Simulator) -> Block:
+    fake = FakeNvml(place.folder / "nvml")
+    try:
+        fake.install()
+    except BuildError as error:
+        pytest.skip(str(error))
+    fake.processes(fake.add_gpu("H100", minor=0), [FakeProcess(os.getpid(), 448 << 20)])
+    fake.set_mig(fake.add_gpu("A100", minor=1), ["3g.20gb"])
+    # The first tick comes when activity's first window (1 s) is over, so that every series is there.
+    return {"library_path": str(fake.folder), "host_pid": True, "initial_delay": "1500ms", "collection_interval": "1s"}
+
+
 CASES: Mapping[tuple[Kind, str], Case] = {
     (Kind.RECEIVERS, "dcgm"): Case(lambda _: {"endpoint": DEAD_PAGE}, lambda _, node: {"endpoint": node.dcgm_url}),
     (Kind.RECEIVERS, "gke"): Case(lambda _: {"endpoint": DEAD_PAGE}, lambda _, node: {"endpoint": node.gke_url}),
@@ -114,6 +131,7 @@ CASES: Mapping[tuple[Kind, str], Case] = {
         lambda _, __: {"observer": "k8s_observer/works"},
         extensions={"k8s_observer/away": StaticPods(PodsSeen()), "k8s_observer/works": StaticPods(SOME_PODS)},
     ),
+    (Kind.RECEIVERS, "nvml"): Case(lambda place: {"library_path": f"{place.folder}/gone"}, _fake_gpus),
     (Kind.RECEIVERS, "pod_resources"): Case(
         lambda place: {"endpoint": f"unix://{place.folder}/gone.sock"},
         lambda _, node: {"endpoint": node.kubelet_endpoint},

@@ -15,7 +15,7 @@ from tests.nvml.child import Child
 _ALWAYS = (
     "utilization utilization.max utilization.p95 utilization.encoder utilization.decoder memory.copy "
     "memory.used memory.total memory.share memory.reserved power power.limit.enforced energy temperature.gpu "
-    "clock.sm clock.memory clock.video clock.violation.power clock.violation.thermal "
+    "clock.sm clock.memory clock.violation.power clock.violation.thermal "
     "process.count.compute pcie.transmit pcie.receive pcie.replays info device.info"
 )
 _MEMORY_TEMPERATURE = "temperature.memory"
@@ -103,7 +103,7 @@ def test_rows_that_were_never_other_than_zero_are_not_there(fake: FakeNvml, star
     """A throttle reason, a recovery action or an aggregate count appears with its first non-zero and then stays."""
     gpu = fake.add_gpu("H100")
     child = start()
-    sparse = {key for key, row in BY_KEY.items() if row.sparse} - {"clock.video"}
+    sparse = {key for key, row in BY_KEY.items() if row.sparse}
     assert not sparse & set(_keys(child))
     fake.set(gpu, {"clock.reasons": 0x1 | 0x20, "field.230": 2, "ecc.0.1": 5, "violation.2": 4_000_000_000,
                    "utilization.jpeg": 3})  # fmt: skip
