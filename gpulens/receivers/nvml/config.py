@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
@@ -39,6 +40,12 @@ class NvmlConfig(ScrapeConfig):
         Field(description="How long one call of the driver's library may take before its GPU is left out."),
     ] = 5.0
     processes: Annotated[bool, Field(description="Whether processes are read at all.")] = True
+    drop: Annotated[
+        StringList,
+        Field(
+            description="Metrics to leave, by name or with `*`: those that a dcgm-exporter beside this receiver reports."
+        ),
+    ] = ()
     host_proc: Annotated[
         str, Field(description="The `/proc` in which processes are looked up (a mount of the host's, or our own).")
     ] = "/proc"
@@ -69,6 +76,10 @@ class NvmlConfig(ScrapeConfig):
             if not folder.startswith("/") or ":" in folder:
                 raise ValueError(f"'{info.field_name}' must name folders by their whole paths, not \"{folder}\"")
         return folders
+
+    def keeps(self, name: str) -> bool:
+        """Whether a metric is wanted."""
+        return not any(fnmatchcase(name, pattern) for pattern in self.drop)
 
     def interval_of(self, tier: Tier) -> float:
         """Seconds between two readings of a tier."""

@@ -231,6 +231,7 @@ def build(
     telemetry.watch("gpulens_nvml_abandoned", lambda: supervisor.abandoned, receiver=source)
     resource, scope = node_resource(settings.node), Scope(f"gpulens/{SOURCE}")
     streams = {tier: f"{settings.id}/{name}" if name else str(settings.id) for tier, name in TIER_NAMES.items()}
+    wanted = {key: row for key, row in rows.items() if config.keeps(row.metric)}
     node = Node(
         resource,
         scope,
@@ -241,13 +242,13 @@ def build(
         Health(settings.report, settings.log),
         XidTotals(),
         DeviceStatus(rows),
-        {tier: Assembly(rows, resource, scope, stream) for tier, stream in streams.items()},
+        {tier: Assembly(wanted, resource, scope, stream) for tier, stream in streams.items()},
     )
-    wanted = [tier for tier in Tier if tier is not Tier.PROCESSES or config.processes]
+    tiers = [tier for tier in Tier if tier is not Tier.PROCESSES or config.processes]
     return NvmlReceiver(
         supervisor,
         conversation,
-        {tier: _tier(settings, config, consumer, node, tier, streams[tier]) for tier in wanted},
+        {tier: _tier(settings, config, consumer, node, tier, streams[tier]) for tier in tiers},
     )
 
 

@@ -478,6 +478,16 @@ async def test_processes_can_be_left_alone() -> None:
     assert stage.puppet.told[0]["processes"] is False
 
 
+async def test_metrics_can_be_left_to_another_source() -> None:
+    """`drop` takes names and patterns; XIDs and the state of the GPU are told all the same."""
+    async with Rig(Stage().start, drop=["gpu.sm.*", "hw.energy"]) as rig:
+        await rig.advance(2)
+    names = {series.metric.name for _, series, _ in series_of(rig.of("")[-1])}
+    assert "hw.gpu.memory.usage" in names
+    assert {"hw.status", "gpu.xid.errors"} <= names
+    assert not names & {"gpu.sm.active", "gpu.sm.occupancy", "hw.energy"}
+
+
 def test_process_allocations_do_not_count_as_an_allocation_source() -> None:
     """Whoever has this receiver alone is still warned that nobody says who holds what."""
     assert not NvmlConfig.allocation_source
