@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -126,6 +127,10 @@ class KubeApi:
         for watcher in self.watchers:
             watcher.lines.put_nowait(line)
 
+    def send_odd(self) -> None:
+        """An event about a pod that can't be read, without version and UID."""
+        self.send("MODIFIED", {"metadata": {"labels": "none"}})
+
     def end_watches(self) -> None:
         """The server ends every watch in good order."""
         for watcher in self.watchers:
@@ -134,8 +139,8 @@ class KubeApi:
     def drop(self) -> None:
         """Every watch's connection breaks."""
         for watcher in self.watchers:
-            assert watcher.request.transport is not None
-            watcher.request.transport.abort()
+            if watcher.request.transport is not None:  # else the client was faster
+                watcher.request.transport.abort()
 
     # --- HTTP
 
@@ -215,14 +220,15 @@ def _refused(refusal: Refusal) -> web.Response:
 
 
 @asynccontextmanager
-async def serving(api: KubeApi, port: int = 0) -> AsyncIterator[KubeApi]:
-    """Serves it on 127.0.0.1; `api.url` is its address."""
+async def serving(api: KubeApi, listener: socket.socket | None = None) -> AsyncIterator[KubeApi]:
+    """Serves it on 127.0.0.1, or on a socket that is bound already; `api.url` is its address."""
     app = web.Application()
     app.router.add_get("/api/v1/pods", api.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    # Cancelled when the client goes, so that `watchers` are the open watches.
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
+        await (web.SockSite(runner, listener) if listener else web.TCPSite(runner, "127.0.0.1", 0)).start()
         host, bound = runner.addresses[0][:2]
         api.url = f"http://{host}:{bound}"
         yield api

@@ -48,12 +48,14 @@ def pod_proto(name: str, phase: str = "Running", **meta: str) -> pb.Pod:
 
 @dataclass
 class PodsSocket:
-    """The server. `faults` are used up one a call; `marks_sync` is False for a kubelet without the marker."""
+    """The server. `faults` are used up one a list, `watch_faults` one a watch; `marks_sync` is False for a
+    kubelet without the marker."""
 
     path: Path
     services: Sequence[str] = ("v1beta1.Pods",)
     pods: dict[str, pb.Pod] = field(default_factory=dict)
     faults: deque[tuple[grpc.StatusCode, str]] = field(default_factory=deque)
+    watch_faults: deque[tuple[grpc.StatusCode, str]] = field(default_factory=deque)
     marks_sync: bool = True
     lists: int = 0
     queues: list[asyncio.Queue[bytes | None]] = field(default_factory=list)
@@ -76,6 +78,10 @@ class PodsSocket:
         for queue in self.queues:
             queue.put_nowait(event)
 
+    def send_odd(self) -> None:
+        """An event that can't be read."""
+        self.send(b"\xff\xff\xff")
+
     async def list(self, request: bytes, context: Context) -> bytes:
         """ListPods."""
         self.lists += 1
@@ -85,6 +91,8 @@ class PodsSocket:
 
     async def watch(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         """WatchPods."""
+        if self.watch_faults:
+            await context.abort(*self.watch_faults.popleft())
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.queues.append(queue)
         try:

@@ -44,7 +44,7 @@ async def test_it_lists_and_then_follows_what_happens(kubelet: PodsSocket) -> No
     """Added, changed and deleted pods, from one list and one watch."""
     async with watching(**asking(kubelet)) as on:
         await on.knows("a", "b")
-        await on.until(lambda: bool(kubelet.queues))
+        await on.hears(kubelet.queues, kubelet.send_odd)
         kubelet.put(pod_proto("c", "Pending"))
         await on.knows("a", "b", "c")
         kubelet.put(pod_proto("c"))
@@ -101,18 +101,18 @@ async def test_a_kubelet_that_has_not_synced_is_asked_again(kubelet: PodsSocket)
     async with watching(**asking(kubelet)) as on:
         await on.until(lambda: "has not synced its pods yet" in on.seen.problem)
         assert not on.seen.synced
-        await on.until(lambda: "rate limit" in on.seen.problem, pass_s=0.1)
-        await on.until(lambda: on.names == {"a", "b"} and not on.seen.problem, pass_s=0.1)
+        await on.until(lambda: "rate limit" in on.seen.problem, resuming=True)
+        await on.until(lambda: on.names == {"a", "b"} and not on.seen.problem, resuming=True)
 
 
 async def test_events_that_were_dropped_are_found_by_the_next_list(kubelet: PodsSocket) -> None:
     """The kubelet drops events for a slow reader and says nothing."""
     async with watching(**asking(kubelet), watch_timeout="60s") as on:
         await on.knows("a", "b")
-        await on.until(lambda: bool(kubelet.queues))
+        await on.hears(kubelet.queues, kubelet.send_odd)
         kubelet.put(pod_proto("c"), silently=True)
         kubelet.delete("a", silently=True)
-        await on.settle()
+        await on.hears(kubelet.queues, kubelet.send_odd)
         assert on.names == {"a", "b"}
         changes = on.bench.changes
         await on.clock.advance(61)
@@ -139,24 +139,24 @@ async def test_a_kubelet_that_restarts_is_found_again(path: Path) -> None:
     socket = PodsSocket(path, pods={"uid-a": pod_proto("a")})
     async with watching(**asking(socket)) as on:
         async with socket.serving():
-            await on.until(lambda: on.names == {"a"}, pass_s=0.2)
+            await on.until(lambda: on.names == {"a"}, resuming=True)
         await on.until(lambda: bool(on.seen.problem))
         assert on.names == {"a"}
         socket.pods["uid-b"] = pod_proto("b")
         async with socket.serving():
-            await on.until(lambda: on.names == {"a", "b"} and not on.seen.problem, pass_s=0.2)
+            await on.until(lambda: on.names == {"a", "b"} and not on.seen.problem, resuming=True)
 
 
 async def test_bytes_that_are_no_pod_do_not_hide_the_others(kubelet: PodsSocket) -> None:
     """They are counted and skipped."""
     async with watching(**asking(kubelet)) as on:
         await on.knows("a", "b")
-        await on.until(lambda: bool(kubelet.queues))
+        await on.hears(kubelet.queues, kubelet.send_odd)
         kubelet.send(pb.WatchPodsEvent(type=pb.ADDED, pod=b"\xff\xff\xff").SerializeToString())
         kubelet.send(b"\xff\xff\xff")
         kubelet.put(pod_proto("c"))
         await on.knows("a", "b", "c")
-        assert on.bench.telemetry.value("gpulens_k8s_observer_unreadable_pods") == 2
+        assert on.odd_events == 3
 
 
 async def test_only_the_kubelet_is_asked_where_the_block_says_so(path: Path) -> None:
@@ -192,13 +192,13 @@ async def test_auto_leaves_a_kubelet_without_the_api_at_once(path: Path) -> None
         socket = PodsSocket(path, services=("v1.Other",))
         async with watching(kubelet_endpoint=f"unix://{path}", endpoint=api.url) as on:
             async with socket.serving():
-                await on.until(lambda: on.names == {"x"}, pass_s=0.05)
+                await on.until(lambda: on.names == {"x"}, resuming=True)
             upgraded = PodsSocket(path, pods={"uid-a": pod_proto("a")})
             async with upgraded.serving():
-                await on.until(lambda: bool(api.watchers))
+                await on.hears(api.watchers, api.send_odd)
                 await on.clock.advance(320)
                 api.end_watches()
-                await on.until(lambda: on.names == {"a"}, pass_s=0.05)
+                await on.until(lambda: on.names == {"a"}, resuming=True)
                 assert len(api.lists) == 1
 
 
@@ -208,8 +208,35 @@ async def test_auto_leaves_a_kubelet_that_stays_down(kubelet: PodsSocket) -> Non
     api.put(pod_json("x"))
     kubelet.faults.extend([(grpc.StatusCode.INTERNAL, "broken")] * 3)
     async with serving(api), watching(**{**asking(kubelet), "source": "auto", "endpoint": api.url}) as on:
-        await on.until(lambda: on.names == {"x"}, pass_s=0.05)
+        await on.until(lambda: on.names == {"x"}, resuming=True)
         assert kubelet.lists == 3
+
+
+async def test_auto_leaves_a_kubelet_whose_watch_never_works(kubelet: PodsSocket) -> None:
+    """That it lists its pods each time is not enough."""
+    api = KubeApi()
+    api.put(pod_json("x"))
+    kubelet.watch_faults.extend([(grpc.StatusCode.INTERNAL, "broken")] * 3)
+    async with serving(api), watching(**{**asking(kubelet), "source": "auto", "endpoint": api.url}) as on:
+        await on.until(lambda: on.names == {"x"}, resuming=True)
+        assert kubelet.lists == 3
+
+
+async def test_failures_between_good_rounds_do_not_add_up(kubelet: PodsSocket) -> None:
+    """Three restarts, each after a round that went well, are no reason to leave the kubelet."""
+    api = KubeApi()
+    async with (
+        serving(api),
+        watching(**{**asking(kubelet), "source": "auto", "endpoint": api.url, "watch_timeout": "5s"}) as on,
+    ):
+        for _ in range(4):
+            await on.knows("a", "b")
+            await on.hears(kubelet.queues, kubelet.send_odd)
+            kubelet.faults.append((grpc.StatusCode.INTERNAL, "broken"))
+            await on.clock.advance(5.1)
+            await on.until(lambda: "broken" in on.seen.problem)
+            await on.until(lambda: not on.seen.problem, resuming=True)
+        assert api.lists == []
 
 
 async def test_auto_needs_no_extra_where_the_kubelet_serves(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -36,6 +34,7 @@ from gpulens.receivers.dcgm.config import DcgmConfig
 from gpulens.receivers.dcgm.scraper import create as create_dcgm
 from gpulens.receivers.gke.config import GkeConfig
 from gpulens.receivers.gke.scraper import create as create_gke
+from tests.pipeline.pod_pages import PATIENCE_S, free_port, pages
 from tests.receivers.page_server import Bench, Sink
 
 # --- selectors
@@ -198,53 +197,6 @@ class Observer:
     def has(self, *pods: Pod, problem: str = "") -> None:
         """These are the node's pods from now on."""
         self.seen = PodsSeen({pod.uid: pod for pod in pods}, True, problem, self.seen.version + 1)
-
-
-def free_port() -> int:
-    """A port that nobody uses on any loopback address."""
-    with socket.socket() as probe:
-        probe.bind(("0.0.0.0", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-class Exporter:
-    """One pod's page, and who is connected to it."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.served = 0
-        self.open: set[asyncio.Transport] = set()
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        self.served += 1
-        assert request.transport is not None
-        self.open.add(request.transport)
-        return web.Response(text=self.text)
-
-    async def left(self) -> bool:
-        """Whether nobody is connected any more, once the sockets had their turn."""
-        for _ in range(100):
-            await asyncio.sleep(0.002)
-            if all(transport.is_closing() for transport in self.open):
-                return True
-        return False
-
-
-@asynccontextmanager
-async def pages(port: int, **texts: str) -> AsyncIterator[dict[str, Exporter]]:
-    """Pages on other loopback addresses, `ip2="..."` on 127.0.0.2, all on one port."""
-    async with AsyncExitStack() as stack:
-        exporters: dict[str, Exporter] = {}
-        for name, text in texts.items():
-            exporter = exporters[name] = Exporter(text)
-            app = web.Application()
-            app.router.add_get("/metrics", exporter.answer)
-            runner = web.AppRunner(app, shutdown_timeout=0.1)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, f"127.0.0.{name.removeprefix('ip')}", port).start()
-        yield exporters
 
 
 def plugin(name: str, ip: str, **changes: object) -> Pod:
@@ -448,6 +400,36 @@ async def test_gke_follows_its_pod() -> None:
         await receiver.tick()
         assert sink.last()["gpu.duty_cycle"] == [0.5]
     await receiver.shutdown()
+
+
+async def test_a_page_that_does_not_come_says_where_it_was_looked_for() -> None:
+    """The deadline's message names the pods that are meant, as the address where there is one."""
+    clock, observer, port = VirtualClock(), Observer(), free_port()
+    asked = asyncio.Event()
+
+    async def hang(request: web.Request) -> web.StreamResponse:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+    looked = f"the pod on this node that matches k8s-app=nvidia-gpu-device-plugin in kube-system, port {port}"
+    address = f"http://127.0.0.2:{port}/metrics"
+    async with pages(port, ip2="") as served:
+        served["ip2"].answer = hang  # type: ignore[method-assign]
+        observer.has(plugin("a", "127.0.0.2"))
+        for block, where in (({"discovery": {"port": port}}, looked), ({"endpoint": address}, address)):
+            bench = Bench("gke", clock)
+            receiver = create_gke(bench.settings, GkeConfig.model_validate({**block, **BY_HAND}), Sink())
+            assert isinstance(receiver, ScrapeReceiver)
+            await receiver.start(observer)
+            tick = asyncio.create_task(receiver.tick())
+            async with asyncio.timeout(PATIENCE_S):
+                await asked.wait()
+            asked.clear()
+            await clock.advance(61)
+            await tick
+            assert bench.status[1].endswith(f"s from {where}")
+            await receiver.shutdown()
 
 
 async def test_dcgm_forgets_what_it_learned_of_a_pod_that_was_replaced() -> None:

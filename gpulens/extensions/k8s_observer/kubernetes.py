@@ -37,6 +37,10 @@ PAGE_SIZE: Final = 100
 GRACE_S: Final = 30.0
 """How long after its end a watch is still waited for; then the connection is taken for dead."""
 
+MAX_EVENT: Final = 16 * 2**20
+"""Bytes of one event; etcd holds no object above 1.5 MiB, and an answer without line ends must not fill the memory."""
+
+_MAX_RETRY_AFTER_S: Final = 300.0
 _SPREAD: Final = 0.1
 _CONNECT_S: Final = 10.0
 _MAX_SAID: Final = 300
@@ -105,6 +109,17 @@ class _Pod(msgspec.Struct):
     status: _Status = msgspec.field(default_factory=_Status)
 
 
+class _Key(msgspec.Struct):
+    uid: str = ""
+    resourceVersion: str = ""  # noqa: N815
+
+
+class _Keyed(msgspec.Struct):
+    """What is still read of a pod that can't be read."""
+
+    metadata: _Key
+
+
 class _ListMeta(msgspec.Struct):
     resourceVersion: str = ""  # noqa: N815
     continue_: str | None = msgspec.field(name="continue", default=None)
@@ -159,6 +174,12 @@ class ApiServer:
             await self._watch(client)
         except ExpiredError:
             self._version = ""
+        except WatchError as error:
+            if error.reason == "bad_answer":
+                self._version = ""  # from there it would come again
+            if error.reason == "unauthorized":
+                await self.close()  # the kubeconfig may have a new token by now
+            raise
         except ConfigError as error:
             raise WatchError(
                 f"no way to the API server: {error}; run in a pod with a service account, or set 'kubeconfig'", "config"
@@ -196,14 +217,16 @@ class ApiServer:
     async def _list(self, client: httpx2.AsyncClient) -> None:
         pods: list[Pod] = []
         rest: str | None = ""
+        version = ""
         while rest is not None:
             params = {"fieldSelector": self._selector, "limit": str(PAGE_SIZE)}
             if rest:
                 params["continue"] = rest
             page = await within(self._clock, self._config.timeout, self._page(client, params))
             pods += [pod for raw in page.items or () if (pod := self._read(raw)) is not None]
-            rest = page.metadata.continue_ or None
-            self._version = page.metadata.resourceVersion
+            version, rest = page.metadata.resourceVersion, page.metadata.continue_ or None
+        # Not before the last page: a watch must never go on from a list that was not read whole.
+        self._version = version
         self._known.replace(pods)
 
     async def _page(self, client: httpx2.AsyncClient, params: Mapping[str, str]) -> _List:
@@ -232,18 +255,25 @@ class ApiServer:
         # The server answers a watch at once, before there is an event.
         response = await within(self._clock, self._config.timeout, sending)
         try:
-            await _check(response, "watch")
+            await self._check_watch(response)
             self._known.working()
             async for line in _lines(response):
                 self._take(line)
         finally:
             await response.aclose()
 
+    async def _check_watch(self, response: httpx2.Response) -> None:
+        try:
+            await _check(response, "watch")
+        except WatchError as error:
+            if _blames_version(response.status_code, str(error)):
+                self._version = ""
+            raise
+
     def _take(self, line: bytes) -> None:
         try:
             event = msgspec.json.decode(line, type=_Event)
         except msgspec.MsgspecError as error:
-            self._version = ""  # it would come again
             raise WatchError("the API server sent an event that can't be read", "bad_answer") from error
         if event.type == "ERROR":
             said = _said(bytes(event.object))
@@ -253,12 +283,22 @@ class ApiServer:
             raise WatchError(f"the API server ended the watch: {said.message or said.code}", "ended")
         found = self._decode(event.object)
         if found is None:
+            self._take_odd(event.object)
             return
         self._version = found.metadata.resourceVersion or self._version
         if event.type in ("ADDED", "MODIFIED"):
             self._known.put(slim(found))
         elif event.type == "DELETED":
             self._known.remove(found.metadata.uid)
+
+    def _take_odd(self, raw: msgspec.Raw) -> None:
+        """An event about a pod that can't be read: as in a list, the pod is not known, and the watch is past it."""
+        try:
+            key = msgspec.json.decode(raw, type=_Keyed).metadata
+        except msgspec.MsgspecError:
+            return
+        self._version = key.resourceVersion or self._version
+        self._known.remove(key.uid)
 
     def _read(self, raw: msgspec.Raw) -> Pod | None:
         found = self._decode(raw)
@@ -287,7 +327,10 @@ def _server(config: K8sObserverConfig) -> SingleConfig:
 
 
 async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
-    """The lines of an answer. httpx's own splitter takes U+0085 within a text for an end of line as well."""
+    """The lines of an answer. httpx's own splitter takes U+0085 within a text for an end of line as well.
+
+    Raises WatchError for one that does not end.
+    """
     begun = bytearray()
     async for part in response.aiter_bytes():
         begun += part
@@ -296,6 +339,8 @@ async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
             if line:
                 yield bytes(line)
         begun = bytearray(rest)
+        if len(begun) > MAX_EVENT:
+            raise WatchError(f"the API server sent an event of more than {MAX_EVENT} bytes", "bad_answer")
 
 
 def _said(body: bytes) -> _Said:
@@ -323,12 +368,20 @@ async def _check(response: httpx2.Response, verb: str) -> None:
         raise WatchError(f"the agent may not {verb} pods {said}; {_RIGHTS}", "forbidden")
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         raise WatchError(f"the API server asks to wait {said}", "rate_limited", _retry_after_s(response))
-    raise WatchError(f"the API server refuses to {verb} pods {said}", f"http_{status}")
+    raise WatchError(f"the API server refuses to {verb} pods {said}", f"http_{status}", _retry_after_s(response))
+
+
+def _blames_version(status: int, said: str) -> bool:
+    """Whether a refused watch would be refused for ever from this version: it is no number to this server, or one
+    that is ahead of it (a server that was restored from a backup)."""
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS):
+        return False
+    return status < HTTPStatus.INTERNAL_SERVER_ERROR or "too large resource version" in said.lower()
 
 
 def _retry_after_s(response: httpx2.Response) -> float:
     text = response.headers.get("Retry-After", "")
-    return float(text) if text.isdecimal() else 0.0
+    return min(float(text), _MAX_RETRY_AFTER_S) if text.isdecimal() else 0.0
 
 
 def slim(pod: _Pod) -> Pod:

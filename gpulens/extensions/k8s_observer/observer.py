@@ -112,6 +112,8 @@ class K8sObserver:
             lasted_s = clock.monotonic() - began_s
             if lasted_s >= MAX_DELAY_S:
                 backoff.reset()
+            if lasted_s >= MAX_DELAY_S or problem is None:  # a list alone is no sign that the watch works
+                self._kubelet_failures = 0
             if problem is None:
                 if lasted_s < FIRST_DELAY_S:  # a server that ends each watch at once is not asked without a pause
                     await clock.sleep(backoff.next_s())
@@ -132,7 +134,6 @@ class K8sObserver:
 
     def _worked(self) -> None:
         """The pods are up to date."""
-        self._kubelet_failures = 0
         self._settings.report(Status.OK, "")
         if self._works:
             return

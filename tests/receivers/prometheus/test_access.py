@@ -127,6 +127,20 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) 
             await run.receiver.shutdown()
 
 
+async def test_the_name_of_a_certificate_is_not_the_address_that_is_scraped(tmp_path: Path) -> None:
+    """A pod is found by its address; its certificate has a name, which is checked all the same."""
+    context, cert = server_context(tmp_path)
+    async with serving([], context) as port:
+        page = {"selector": "app=exporter", "port": port, "scheme": "https"}
+        for where in ({"endpoint": f"https://127.0.0.1:{port}"}, {"discovery": page}):
+            for name, up in (("", 0), ("localhost", 1), ("other.example", 0)):
+                run = Run(**where, tls={"ca_file": str(cert), "server_name_override": name})
+                await run.receiver.start(Host(Pods()))
+                assert await run.tick() == up
+                assert up or "certificate" in run.bench.status[1].lower(), run.bench.status[1]
+                await run.receiver.shutdown()
+
+
 async def test_a_wrong_token_is_told_and_never_shown() -> None:
     """The server's refusal is the status; the token is not in it."""
     seen: list[str] = []
@@ -193,7 +207,6 @@ async def test_nothing_is_said_of_a_page_that_names_nothing() -> None:
         ({"endpoint": "http://h", "bearer_token": "a\r\nX: y"}, "printable ASCII"),
         ({"endpoint": "http://h", "bearer_token": "a", "headers": {"authorization": "x"}}, "Authorization of its own"),
         ({"endpoint": "http://h", "tls": {"insecure": True}}, "an http:// address"),
-        ({"endpoint": "http://h", "tls": {"server_name_override": "x"}}, "not supported"),
         ({"endpoint": "http://h", "mapping": "amd", "labels_drop": ["x"]}, "means nothing with a mapping"),
         ({"endpoint": "http://h", "mapping": "nope"}, "no mapping of this name"),
     ],
