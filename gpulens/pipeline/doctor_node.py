@@ -311,8 +311,8 @@ def _service_account(root: Path, environ: Mapping[str, str]) -> Finding:
     token = below(root, _SERVICE_ACCOUNT)
     facts: dict[str, Json] = {"in_cluster": "KUBERNETES_SERVICE_HOST" in environ, "token": token.is_file()}
     fix = (
-        "run as a pod whose service account may list and watch pods (a ClusterRole with these verbs on pods); only discovery,"
-        " k8s_observer and k8s_pods need it"
+        "run as a pod whose service account may list and watch pods (a ClusterRole with these verbs on pods); only"
+        " discovery, k8s_observer and k8s_pods need it"
     )
     if "KUBERNETES_SERVICE_HOST" not in environ:
         return Finding(check, what, Verdict.MISSING, "not in a pod (KUBERNETES_SERVICE_HOST is not set)", fix, facts)
