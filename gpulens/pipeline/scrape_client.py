@@ -117,7 +117,10 @@ class HttpPages:
         """The page, at most `max_bytes` of it. Raises ScrapeError; the deadline is the caller's."""
         headers = self._fresh_headers() if self._fresh_headers is not None else None
         try:
-            async with self._open().get(self._url, headers=headers, server_hostname=self._server_name) as response:
+            # A redirect would carry the headers, and the secrets in them, to wherever the page says.
+            async with self._open().get(
+                self._url, headers=headers, server_hostname=self._server_name, allow_redirects=False
+            ) as response:
                 if response.status != 200:
                     raise await self._refusal(response)
                 return await self._read(response)
@@ -167,6 +170,8 @@ class HttpPages:
         said = (await response.content.read(_MAX_EXPLANATION)).decode("utf-8", "replace").strip()
         first = said.splitlines()[0] if said else ""
         text = f"{self._url}: HTTP {response.status} {response.reason or ''}".rstrip()
+        if "Location" in response.headers:
+            first = f"it is at {response.headers['Location'][:_MAX_EXPLANATION]}; give that address, if you trust it"
         return ScrapeError(f"{text}: {first}" if first else text, f"http_{response.status}")
 
     def _unreachable(self, error: aiohttp.ClientConnectorError) -> ScrapeError:

@@ -44,6 +44,20 @@ async def test_headers_are_sent() -> None:
     assert seen["Accept-Encoding"] == "identity"
 
 
+async def test_a_redirect_is_told_and_not_followed() -> None:
+    """The headers of a request hold secrets: they go to the address in the config and nowhere else."""
+    asked: list[str] = []
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=302, headers={"Location": "/other"})
+
+    async with serving(elsewhere) as url:
+        with pytest.raises(ScrapeError, match=r"HTTP 302 Found: it is at /other; give that address"):
+            await fetch(url, Authorization="Bearer x")
+    assert len(asked) == 1
+
+
 async def test_a_page_over_the_limit_is_cut_and_says_so() -> None:
     """What fits is kept; the last line, which may be cut within a number, is not trusted."""
 

@@ -65,7 +65,7 @@ class ForeignPlanner:
             if identity in feeds:
                 drops["duplicate"] += 1
             else:
-                feeds[identity] = Feed(identity, (Source((index,), _AS_IT_IS),))
+                feeds[identity] = Feed(identity, (Source(((index,),), _AS_IT_IS),))
         return Plan(list(feeds.values()), [], drops, strangers)
 
     def _drops(self, label: str) -> bool:

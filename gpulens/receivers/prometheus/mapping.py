@@ -36,13 +36,14 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Label values that a sample must have; "" stands for a label that is missing or says nothing."""
+    """Label values that a sample must have, as texts or patterns with `*`; "" stands for a label that is missing or
+    says nothing."""
 
-    wanted: tuple[tuple[str, frozenset[str]], ...]
+    wanted: tuple[tuple[str, frozenset[str], tuple[str, ...]], ...]
 
     def holds(self, labels: Labels) -> bool:
         """Whether these labels satisfy it."""
-        return all(labels.get(label, "") in values for label, values in self.wanted)
+        return all(_is_one_of(labels.get(label, ""), texts, patterns) for label, texts, patterns in self.wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class VendorMapping:
         self._info = _info(file.device.info)
         self._part_info = _info(file.device.partition.info if file.device.partition else {})
         self._owners = file.owners
+        self._owner_labels = {label for keys in file.owners for label in (keys.namespace, keys.pod, keys.container)}
         self._not_owners = file.not_owners
         self._rows: dict[str, list[Row]] = {}
         for order, row in enumerate(file.metrics):
@@ -120,6 +122,10 @@ class VendorMapping:
     def labels(self, pairs: tuple[tuple[str, str], ...]) -> Labels:
         """What a sample's labels say."""
         return {key: value for key, value in pairs if value.strip() and value not in self._blank}
+
+    def unowned(self, labels: Labels) -> tuple[tuple[str, str], ...]:
+        """What a sample's labels say besides its owner."""
+        return tuple(sorted((key, text) for key, text in labels.items() if key not in self._owner_labels))
 
     def part(self, labels: Labels) -> Part | None:
         """The device that a sample is about; None when it names none."""
@@ -201,7 +207,15 @@ def _info(info: Info) -> tuple[tuple[str, tuple[Template, ...]], ...]:
 
 
 def _condition(where: Where) -> Condition:
-    return Condition(tuple((label, frozenset(values)) for label, values in where.items()))
+    return Condition(
+        tuple(
+            (label, frozenset(values), tuple(each for each in values if "*" in each)) for label, values in where.items()
+        )
+    )
+
+
+def _is_one_of(text: str, texts: frozenset[str], patterns: tuple[str, ...]) -> bool:
+    return text in texts or any(fnmatchcase(text, pattern) for pattern in patterns)
 
 
 def _row(order: int, row: MetricRow, drop: tuple[float, ...]) -> Row:

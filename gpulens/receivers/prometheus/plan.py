@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 from types import MappingProxyType
 from typing import Final
@@ -32,16 +33,33 @@ _JOIN: Final[Mapping[Combine, Callable[[Sequence[Value]], Value]]] = MappingProx
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Samples that give a series' number together."""
+    """Samples that give a series' number together. Each of `groups` is one number: its copies under several owners,
+    which must agree. With AGREE there is one group."""
 
-    indices: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
     rule: Rule | AsItIs
     combine: Combine = Combine.AGREE
 
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """All of the samples."""
+        return tuple(chain.from_iterable(self.groups))
+
     def read(self, page: Page, rejected: Counter[str]) -> Value | None:
         """The number; None when it is struck out (counted in `rejected`)."""
+        if self.combine is Combine.AGREE:
+            return self._agreed(self.groups[0], page, rejected)
+        values = [self._agreed(copies, page, rejected) for copies in self.groups]
+        found = [value for value in values if value is not None]
+        if not found or (self.combine is Combine.SUM and len(found) < len(values)):
+            return None  # a part of a sum is no sum
+        joined = _JOIN[self.combine](found)
+        return round(joined) if self.rule.whole else joined
+
+    def _agreed(self, copies: Sequence[int], page: Page, rejected: Counter[str]) -> Value | None:
+        """What the copies of one number say."""
         found: list[Value] = []
-        for index in self.indices:
+        for index in copies:
             value = self.rule.read(page.values[index])
             if isinstance(value, Refusal):
                 rejected[value] += 1
@@ -49,11 +67,6 @@ class Source:
                 found.append(value)
         if not found:
             return None
-        if self.combine is not Combine.AGREE:
-            if self.combine is Combine.SUM and len(found) < len(self.indices):
-                return None  # a part of a sum is no sum
-            joined = _JOIN[self.combine](found)
-            return round(joined) if self.rule.whole else joined
         if any(abs(each - found[0]) > _SAME * max(abs(each), abs(found[0])) for each in found):
             rejected[Refusal.CONTRADICTORY] += 1
             return None

@@ -5,6 +5,8 @@ Invariant: a file that passes here can be used: its metrics and attributes are t
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Final, Self
@@ -40,6 +42,8 @@ def _template(text: str) -> str:
 
 
 def _one_or_many(value: object) -> object:
+    if isinstance(value, bool | int | float):
+        raise ValueError("must be a text: put it in quotes")
     return (value,) if isinstance(value, str) else value
 
 
@@ -58,12 +62,37 @@ def _known(names: Callable[[], list[str]], what: str) -> Callable[[str], str]:
     return check
 
 
+def _spelled(pattern: re.Pattern[str], what: str) -> Callable[[str], str]:
+    """A check of names on the page: one that no page can have would be a row that never reads anything."""
+
+    def check(name: str) -> str:
+        if not pattern.fullmatch(name):
+            star = "; names are read as they stand, without '*'" if "*" in name else ""
+            raise ValueError(f'"{name}" can\'t be a {what}{star}')
+        return name
+
+    return check
+
+
+def _number(value: float) -> float:
+    if math.isnan(value):
+        raise ValueError("is no number; samples that are none are left out anyway")
+    return value
+
+
+_METRIC_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*", re.ASCII)
+_LABEL_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
+
+Number = Annotated[float, AfterValidator(_number)]
+Label = Annotated[str, AfterValidator(_spelled(_LABEL_NAME, "label's name"))]
+MetricName = Annotated[str, AfterValidator(_spelled(_METRIC_NAME, "metric's name"))]
 TemplateText = Annotated[str, AfterValidator(_template)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
 Templates = Annotated[tuple[TemplateText, ...], BeforeValidator(_one_or_many), AfterValidator(_not_empty)]
-Names = Annotated[Texts, AfterValidator(_not_empty)]
+SomeTexts = Annotated[Texts, AfterValidator(_not_empty)]
+Names = Annotated[tuple[MetricName, ...], BeforeValidator(_one_or_many), AfterValidator(_not_empty)]
 Info = dict[Annotated[str, AfterValidator(_known(lambda: list(INFO_KEYS), "attribute of gpu.device.info"))], Templates]
-Where = dict[str, Texts]
+Where = dict[Label, SomeTexts]
 
 
 class Combine(StrEnum):
@@ -111,17 +140,17 @@ class DeviceBlock(Block):
 class OwnerBlock(Block):
     """Which labels name the pod that holds the device."""
 
-    namespace: Annotated[str, Field(description="Label with the namespace.")]
-    pod: Annotated[str, Field(description="Label with the pod's name.")]
-    container: Annotated[str, Field(description="Label with the container's name.")] = ""
+    namespace: Annotated[Label, Field(description="Label with the namespace.")]
+    pod: Annotated[Label, Field(description="Label with the pod's name.")]
+    container: Annotated[Label, Field(description="Label with the container's name.")] = ""
 
 
 class MetricRow(Block):
     """One metric of the page. Without `to` its labels are read and its value is not."""
 
     names: Annotated[Names, Field(alias="from", description="Its name on the page, or several names.")]
-    where: Annotated[Where, Field(description="Labels that the sample has; one text or several that will do.")] = Field(
-        default_factory=dict
+    where: Annotated[Where, Field(description="Labels that the sample has; one text, also with `*`, or several.")] = (
+        Field(default_factory=dict)
     )
     to: Annotated[
         str,
@@ -136,16 +165,18 @@ class MetricRow(Block):
         AfterValidator(_known(lambda: list(UNITS), "known unit")),
         Field(description="Unit on the page; `MB` is 10^6 bytes, `MiB` 2^20."),
     ] = ""
-    scale: Annotated[float | None, Field(gt=0, description="What to multiply by, in place of a unit.")] = None
-    low: Annotated[float | None, Field(alias="min", description="The least plausible number, in the page's unit.")] = (
+    scale: Annotated[float | None, Field(gt=0, lt=math.inf, description="What to multiply by, in place of a unit.")] = (
         None
     )
-    high: Annotated[float | None, Field(alias="max", description="The greatest plausible number.")] = None
-    drop: Annotated[tuple[float, ...], Field(description="Numbers that mean 'not available' for this metric.")] = ()
+    low: Annotated[Number | None, Field(alias="min", description="The least plausible number, in the page's unit.")] = (
+        None
+    )
+    high: Annotated[Number | None, Field(alias="max", description="The greatest plausible number.")] = None
+    drop: Annotated[tuple[Number, ...], Field(description="Numbers that mean 'not available' for this metric.")] = ()
     cases: Annotated[
         dict[str, int] | None, Field(alias="values", description="The result by the number on the page.")
     ] = None
-    above: Annotated[float | None, Field(description="Makes a 0/1 of a number: 1 above this.")] = None
+    above: Annotated[Number | None, Field(description="Makes a 0/1 of a number: 1 above this.")] = None
     combine: Annotated[Combine, Field(description="What becomes of several samples of one reading.")] = Combine.AGREE
     owners: Annotated[bool, Field(description="Whether its labels name the device's owner.")] = True
 
@@ -184,22 +215,39 @@ class MetricRow(Block):
             raise ValueError(f"'{made[0]}' makes 0/1 of a number, and {self.to} is none")
         if made and (self.unit or self.scale is not None):
             raise ValueError(f"'{made[0]}' leaves nothing for a unit or a scale to do")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError("'min' is above 'max': no number would pass")
         if entry.metric.unit in _MEASURED and not (self.unit or self.scale is not None):
             raise ValueError(f"'to: {self.to}' is in {entry.metric.unit}: say the page's 'unit'")
-        for text, result in (self.cases or {}).items():
-            _check_case(text, result)
+        if self.cases is not None:
+            _check_cases(self.cases)
 
 
 _MEASURED: Final = frozenset(base for base, _, _ in UNITS.values())
 
 
-def _check_case(text: str, result: int) -> None:
-    try:
-        float(text)
-    except ValueError:
-        raise ValueError(f"'{text}' is no number") from None
-    if result not in (0, 1):
-        raise ValueError(f"'{text}' must become 0 or 1")
+def _check_cases(cases: dict[str, int]) -> None:
+    if not cases:
+        raise ValueError("'values' must not be empty")
+    known: dict[float, str] = {}
+    for text, result in cases.items():
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"'{text}' is no number")
+        if result not in (0, 1):
+            raise ValueError(f"'{text}' must become 0 or 1")
+        if number in known:
+            raise ValueError(f"'{text}' and '{known[number]}' are the same number")
+        known[number] = text
+
+
+def _some_rows(rows: tuple[MetricRow, ...]) -> tuple[MetricRow, ...]:
+    if not rows:
+        raise ValueError("must not be empty")
+    return rows
 
 
 class MappingFile(Block):
@@ -209,12 +257,14 @@ class MappingFile(Block):
     window: Annotated[
         Duration, NON_NEGATIVE, Field(description="How far back a reading reaches: how often the exporter renews them.")
     ] = 0.0
-    prefixes: Annotated[Texts, Field(description="What may stand before the names on the page.")] = ("",)
+    prefixes: Annotated[SomeTexts, Field(description="What may stand before the names on the page.")] = ("",)
     blank: Annotated[Texts, Field(description="Label values that say nothing.")] = ()
-    drop: Annotated[tuple[float, ...], Field(description="Numbers that mean 'not available' on every metric.")] = ()
+    drop: Annotated[tuple[Number, ...], Field(description="Numbers that mean 'not available' on every metric.")] = ()
     device: Annotated[DeviceBlock, Field(description="How a row names its device.")]
     owners: Annotated[
         tuple[OwnerBlock, ...], Field(description="Labels that name the owner; the first that names a pod counts.")
     ] = ()
     not_owners: Annotated[Texts, Field(description="Pods that own nothing, as names or with `*`.")] = ()
-    metrics: Annotated[tuple[MetricRow, ...], Field(description="What becomes of the page's metrics.")]
+    metrics: Annotated[
+        tuple[MetricRow, ...], AfterValidator(_some_rows), Field(description="What becomes of the page's metrics.")
+    ]

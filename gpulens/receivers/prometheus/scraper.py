@@ -18,7 +18,7 @@ from gpulens.pipeline.counters import CounterPoint, CounterStarts
 from gpulens.pipeline.data import Batch, Identity, Layout, Scope, Times, Value
 from gpulens.pipeline.discovery import page_source
 from gpulens.pipeline.errors import ScrapeError
-from gpulens.pipeline.exposition import LOST_LINES, Page, PageLayout, PageParser
+from gpulens.pipeline.exposition import DEFAULT_MAX_SERIES, LOST_LINES, Page, PageLayout, PageParser
 from gpulens.pipeline.scrape_client import Body, HttpPages, PageReader, PageSource, Reading
 from gpulens.pipeline.scraping import Scraped, ScrapeReceiver, node_resource
 from gpulens.pipeline.streams import StreamLayout
@@ -28,8 +28,11 @@ from gpulens.receivers.prometheus.foreign import ForeignPlanner, Keeps
 from gpulens.receivers.prometheus.plan import Plan, Read
 from gpulens.receivers.prometheus.vendor import SOURCE, VendorPlanner
 
+_MOST_SERIES: Final = 2 * DEFAULT_MAX_SERIES
+"""Series of a stream, with those that are absent for now: a page may name others at each tick."""
 _MOST_NAMES: Final = 4096
 _SHOWN: Final = 10
+_EXCERPT: Final = 40
 
 
 class Planner(Protocol):
@@ -132,8 +135,12 @@ class PrometheusScraper:
         await self._reader.close()
 
     def convert(self, reading: Reading, now_ns: int) -> Scraped:
-        """What a page says. Raises ScrapeError when a mapping finds no device on it."""
+        """What a page says. Raises ScrapeError when it is none of metrics, or when a mapping finds no device on it."""
         page = reading.page
+        bad = [line for line in page.examples if line.reason != "truncated"]
+        if bad and not page.layout.samples and not reading.cut:
+            start = bad[0].text.strip()[:_EXCERPT]
+            raise ScrapeError(f"what is served is no page of metrics: it starts with {start!r}", "no_metrics")
         if reading.origin != self._origin:
             self._origin = reading.origin
             if not self._mapping:  # a device's totals outlive the exporter, another program's do not
@@ -145,6 +152,9 @@ class PrometheusScraper:
         rejected = Counter({reason: page.errors[reason] for reason in LOST_LINES if reason in page.errors})
         read = plan.read(page, now_ns, self._honor_timestamps, rejected)
         layout, settled = self._steady.settle(plan.layout, read.values)
+        if layout.size > _MOST_SERIES:
+            self._steady = StreamLayout()
+            layout, settled = self._steady.settle(plan.layout, read.values)
         values = list(settled)
         sources, times = self._shifted(plan.layout, layout, read, now_ns)
         times, starts = self._timeline.settle(layout, values, times, sources)
@@ -199,7 +209,10 @@ class PrometheusScraper:
             return "the page has no samples: the exporter sees no device, or it has just started"
         if plan.dropped["no_device"]:
             return f"no sample has a label that the mapping '{self._mapping}' knows a device by"
-        return f"the mapping '{self._mapping}' names none of the page's metrics: is it the right exporter's page?"
+        return (
+            f"the mapping '{self._mapping}' names none of the page's metrics, or 'keep' and 'drop' leave none: "
+            "is it the right exporter's page?"
+        )
 
     @staticmethod
     def _problem(reading: Reading, plan: Plan) -> str:

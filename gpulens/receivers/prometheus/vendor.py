@@ -31,6 +31,9 @@ _WHOLE_NUMBERS: Final = frozenset({"process.pid"})
 Wanted = tuple[str, Metric, tuple[tuple[str, AttributeValue], ...]]
 """A series before its device is described: `hw.id`, the metric, its attributes."""
 
+Copied = tuple[tuple[str, str], ...]
+"""What samples have in common that are copies of one number under several owners."""
+
 
 @dataclass(slots=True)
 class _Draft:
@@ -38,7 +41,7 @@ class _Draft:
 
     devices: dict[str, Part] = field(default_factory=dict)
     described: dict[str, dict[str, str]] = field(default_factory=dict)
-    wanted: dict[Wanted, dict[tuple[int, int], list[int]]] = field(default_factory=dict)
+    wanted: dict[Wanted, dict[tuple[int, int], dict[Copied, list[int]]]] = field(default_factory=dict)
     rows: dict[int, Row] = field(default_factory=dict)
     owners: dict[tuple[str, Owner], None] = field(default_factory=dict)
     drops: Counter[str] = field(default_factory=Counter)
@@ -122,17 +125,19 @@ class VendorPlanner:
             draft.strangers[name] += 1  # a row about nothing: npu_chip_info_process_info without a process
             return
         # Copies of one name must agree; of several names the first that has a value counts.
-        rank = row.names.index(name) if row.combine is Combine.AGREE else 0
+        agree = row.combine is Combine.AGREE
+        rank = row.names.index(name) if agree else 0
+        copied = () if agree else (("", name), *self._mapping.unowned(labels))
         draft.rows[row.order] = row
         sources = draft.wanted.setdefault((device, row.metric, attributes), {})
-        sources.setdefault((row.order, rank), []).append(index)
+        sources.setdefault((row.order, rank), {}).setdefault(copied, []).append(index)
 
     def _feeds(self, draft: _Draft) -> Iterator[Feed]:
         for (device, kind, attributes), found in draft.wanted.items():
             keys = {**dict(attributes), **self._keys(draft, device)}
             sources = [
-                Source(tuple(indices), draft.rows[order].rule, draft.rows[order].combine)
-                for (order, _), indices in sorted(found.items())
+                Source(tuple(map(tuple, found[key].values())), draft.rows[key[0]].rule, draft.rows[key[0]].combine)
+                for key in sorted(found)
             ]
             yield Feed((self._node, self._scope, Series(kind, keys)), tuple(sources))
 

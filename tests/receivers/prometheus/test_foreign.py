@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from gpulens.pipeline.data import Kind, Temporality
+from gpulens.pipeline.errors import ScrapeError
 from tests.receivers.prometheus.kit import NODE, START_NS, Page, S, points
 
 PAGE = """\
@@ -137,6 +140,24 @@ def test_bad_lines_cost_themselves_only() -> None:
     assert points(scraped) == {("", "a"): 1.0}
     assert scraped.rejected == {"bad_name": 1, "bad_labels": 1, "truncated": 1}
     assert not scraped.problem
+
+
+def test_a_page_of_a_login_is_a_failed_scrape() -> None:
+    """HTTP 200 with no sample and lines that are none: silence would look like a program without metrics."""
+    with pytest.raises(ScrapeError, match="no page of metrics: it starts with '<html>'"):
+        Page().read("<html>\n<body>Sign in</body>\n")
+    assert points(Page().read("# nothing yet\n")) == {}
+
+
+def test_a_page_that_names_other_series_each_time_is_kept_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Series that are absent wait for some ticks, but not any number of them."""
+    monkeypatch.setattr("gpulens.receivers.prometheus.scraper._MOST_SERIES", 25)
+    page = Page()
+    sizes = [
+        page.read("".join(f'm{{request="{tick}-{i}"}} 1\n' for i in range(10))).batch.layout.size for tick in range(8)
+    ]
+    assert max(sizes) <= 25
+    assert sizes[:2] == [10, 20]
 
 
 def test_another_process_behind_the_page_starts_its_counters_anew() -> None:

@@ -7,6 +7,7 @@ import pytest
 from gpulens.pipeline.errors import ScrapeError
 from gpulens.processors.attribution.devices import DeviceFact, DeviceMap
 from gpulens.receivers.pod_resources.device_ids import parse_device_id
+from gpulens.receivers.prometheus.mapping import parse_mapping
 from gpulens.receivers.prometheus.vendor import MOST_DEVICES
 from tests.receivers.prometheus.kit import START_NS, Page, S, infos, owners, points
 
@@ -107,6 +108,34 @@ def test_amds_not_available_is_no_number() -> None:
         ("SN0", "hw.gpu.memory.limit"): 64 * 2**20,
     }
     assert scraped.rejected == {"blank": 4}
+
+
+def test_the_first_amd_exporters_write_zero_for_not_available() -> None:
+    """They have every metric on every generation: on an MI2xx the MI3xx' power and temperature are 0, and the type of a
+    clock is spelled as in their agent."""
+    a = amd(0)
+    clock = amd(0, clock_index="0", clock_type="GPU_CLOCK_TYPE_SYSTEM")
+    page = f"gpu_package_power{a} 0\ngpu_power_usage{a} 0\ngpu_average_package_power{a} 90\n"
+    page += f"gpu_junction_temperature{a} 0\ngpu_edge_temperature{a} 40\ngpu_memory_temperature{a} 0\n"
+    page += f"gpu_total_vram{a} 0\ngpu_used_vram{a} 0\ngpu_gfx_activity{a} 0\ngpu_clock{clock} 1700\n"
+    scraped = Page(mapping="amd").read(page)
+    assert points(scraped) == {
+        ("SN0", "hw.power", "hw.type=gpu"): 90.0,
+        ("SN0", "hw.temperature", "hw.sensor_location=gpu"): 40.0,
+        ("SN0", "hw.gpu.memory.usage"): 0,
+        ("SN0", "hw.gpu.utilization", "hw.gpu.task=general"): 0.0,
+        ("SN0", "gpu.clock.frequency", "gpu.clock=sm"): 1.7e9,
+    }
+    assert scraped.rejected == {"blank": 5}
+
+
+def test_a_part_without_an_average_has_its_dies_busy_share() -> None:
+    """The average activity is the unpartitioned GPU's; the dies of a whole GPU do not replace it."""
+    parts = [amd(0, 0, "dpx", xcc_index=str(i)) for i in range(2)]
+    page = "".join(f"gpu_gfx_busy_instantaneous{row} {20 + 40 * i}\n" for i, row in enumerate(parts))
+    page += f"gpu_gfx_busy_instantaneous{amd(1, xcc_index='0')} 90\ngpu_gfx_busy_instantaneous{parts[0]} 65535\n"
+    scraped = Page(mapping="amd").read(page)
+    assert points(scraped) == {("SN0/partition0", "hw.gpu.utilization", "hw.gpu.task=general"): 0.4}
 
 
 def test_amds_prefix_is_optional() -> None:
@@ -225,6 +254,25 @@ npu_chip_info_serial_number{ascend(0, serial_number="S-77")} 1 {at}
     assert owners(scraped) == {("VDIE-0", "ml", "train-0", "main")}, "the process's container is no container's name"
 
 
+def test_ddr_is_the_memory_of_chips_without_hbm_only() -> None:
+    """The first 910 has HBM and DDR: when the call for one fails, the other's numbers are not the chip's memory."""
+    both, card = ascend(0, model_name="910A-Ascend-V1"), ascend(1, model_name="310P3-Ascend-V1")
+    hbm = f"npu_chip_info_hbm_used_memory{both} 100\nnpu_chip_info_hbm_total_memory{both} 32768\n"
+    ddr = "".join(
+        f"npu_chip_info_used_memory{row} 3000\nnpu_chip_info_total_memory{row} 24576\n" for row in (both, card)
+    )
+    of_card = {
+        ("VDIE-1", "hw.gpu.memory.usage"): 3000 * 2**20,
+        ("VDIE-1", "hw.gpu.memory.limit"): 24576 * 2**20,
+    }
+    page = Page(mapping="ascend")
+    assert points(page.read(ddr)) == of_card
+    assert points(page.read(hbm + ddr)) == of_card | {
+        ("VDIE-0", "hw.gpu.memory.usage"): 100 * 2**20,
+        ("VDIE-0", "hw.gpu.memory.limit"): 32768 * 2**20,
+    }
+
+
 def test_ascends_kubelet_ids_find_no_device() -> None:
     """The kubelet's pick may be another chip than the one that is mounted: nothing that is said joins by it."""
     scraped = Page(mapping="ascend").read(f"npu_chip_info_power{ascend(0, serial_number='S')} 100\n")
@@ -299,12 +347,53 @@ hw_gpu_io_bytes_total{intel("io", network_io_direction="receive")} 1e+06
     }
 
 
+def test_a_memory_is_well_only_where_each_module_is() -> None:
+    """One degraded module among well ones; whether ECC is on is no health."""
+    rows = {name: intel(name, hw_type="memory", hw_state="ok") for name in ("m1", "m2")}
+    page = f"hw_status{rows['m1']} 1\nhw_status{rows['m2']} 0\n"
+    page += f"hw_status{intel('m2', hw_type='memory', hw_state='degraded')} 1\n"
+    page += f"hw_status{intel('gpu-1', hw_type='gpu', hw_state='ecc_disabled')} 1\n"
+    assert points(Page(mapping="intel").read(page)) == {
+        ("1234-0", "hw.status", "hw.state=ok", "hw.type=memory"): 0,
+        ("1234-0", "hw.status", "hw.state=degraded", "hw.type=memory"): 1,
+    }
+
+
+def test_intels_power_where_the_driver_tells_no_place_and_its_false_limits() -> None:
+    """The place is then `gpu`; a limit of 300 MW is a unit gone wrong and not a limit."""
+    limit = intel("p", hw_sensor_location="card", com_intel_power_limit_level="sustained")
+    power = intel("p", hw_sensor_location="gpu")
+    page = f"hw_power_limit_watts{limit} 3e+08\nhw_power_watts{power} 55\nhw_energy_joules_total{power} 7\n"
+    scraped = Page(mapping="intel").read(page)
+    assert points(scraped) == {
+        ("1234-0", "hw.power", "hw.type=gpu"): 55.0,
+        ("1234-0", "hw.energy", "hw.type=gpu"): 7.0,
+    }
+    assert scraped.rejected == {"out_of_range": 1}
+
+
 def test_a_module_without_a_number_leaves_no_sum() -> None:
     """Half of a device's memory is not its memory."""
     rows = [intel(f"m{i}", hw_memory_location="device") for i in range(2)]
     scraped = Page(mapping="intel").read(f"hw_memory_size_bytes{rows[0]} 10\nhw_memory_size_bytes{rows[1]} NaN\n")
     assert points(scraped) == {}
     assert scraped.rejected == {"blank": 1}
+
+
+def test_copies_under_several_owners_stand_once_in_a_sum() -> None:
+    """Two banks of memory, each under both pods of a shared board: what is added up are the banks."""
+    mapping = parse_mapping(
+        'device: {id: "{u}"}\nowners: [{namespace: ns, pod: pod}]\n'
+        "metrics:\n  - {from: mem, to: hw.gpu.memory.usage, unit: By, combine: sum}\n",
+        "m.yaml",
+    )
+    rows = [f'mem{{u="a",bank="{bank}",ns="ml",pod="{pod}"}}' for bank in (0, 1) for pod in ("p", "q")]
+    page = Page(mapping)
+    whole = page.read("".join(f"{row} {number}\n" for row, number in zip(rows, (10, 10, 5, 5), strict=True)))
+    assert points(whole) == {("a", "hw.gpu.memory.usage"): 15}
+    torn = page.read("".join(f"{row} {number}\n" for row, number in zip(rows, (10, 10, 5, 6), strict=True)))
+    assert points(torn) == {("a", "hw.gpu.memory.usage"): None}
+    assert torn.rejected == {"contradictory": 1}
 
 
 def test_what_a_page_said_of_a_device_is_remembered() -> None:
@@ -352,10 +441,11 @@ habanalabs_energy{g} 123456
         ("", "sees no device"),
         ("go_threads 5\n", "is it the right exporter's page"),
         ('gpu_gfx_activity{gpu_id="0"} 5\n', "knows a device by"),
+        ("<html>Sign in</html>\n", "no page of metrics: it starts with '<html>Sign in"),
     ],
 )
 def test_a_page_that_gives_nothing_is_a_failed_scrape(page: str, says: str) -> None:
-    """The message says which of the three it is."""
+    """The message says which of these it is."""
     with pytest.raises(ScrapeError, match=says):
         Page(mapping="amd").read(page)
 
