@@ -277,18 +277,22 @@ class DiscoveredPages:
     def _look(self, seen: PodsSeen) -> tuple[Pod, str]:
         if not seen.synced:
             raise ScrapeError(f"this node's pods are not known yet: {seen.problem}", "pods_unknown")
-        for target, selector in self._targets:
-            found = [pod for pod in seen.pods.values() if _serves(pod, target, selector)]
-            if len(found) > 1:
-                names = ", ".join(sorted(f"{pod.namespace}/{pod.name}" for pod in found))
-                raise ScrapeError(
-                    f"{len(found)} running pods on this node match {target}: {names}; none is read, since their"
-                    " devices would count twice: narrow 'discovery' to one of them",
-                    "two_pods",
-                )
-            if found:
-                (pod,) = found
-                return pod, pod_url(pod, self._discovery.scheme, target.port, self._discovery.path)
+        # A pod may match several targets; the first says its port.
+        found = {
+            pod.uid: (pod, target)
+            for target, selector in reversed(self._targets)
+            for pod in seen.pods.values()
+            if _serves(pod, target, selector)
+        }
+        if len(found) > 1:
+            names = ", ".join(sorted(f"{pod.namespace}/{pod.name}" for pod, _ in found.values()))
+            raise ScrapeError(
+                f"{len(found)} running pods on this node match: {names}; none is read, since their devices would count"
+                " twice: narrow 'discovery' to one of them",
+                "two_pods",
+            )
+        for pod, target in found.values():
+            return pod, pod_url(pod, self._discovery.scheme, target.port, self._discovery.path)
         looked = "; nor ".join(str(target) for target, _ in self._targets)
         doubt = f" (what is known of the pods may be old: {seen.problem})" if seen.problem else ""
         raise ScrapeError(f"no running pod on this node matches {looked}{doubt}", "no_pod")

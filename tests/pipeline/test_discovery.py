@@ -323,8 +323,8 @@ def test_addresses_of_both_kinds() -> None:
     assert pod_url(replace(pod, ip="10.0.0.1"), "http", 80, "/metrics") == "http://10.0.0.1:80/metrics"
 
 
-async def test_targets_are_tried_in_their_order() -> None:
-    """GKE's managed exporter first, then the GPU Operator's, then the chart's."""
+async def test_every_known_exporter_is_found_and_two_of_them_are_reported() -> None:
+    """GKE's managed one, the GPU Operator's, the chart's; two kinds on one node measure the same GPUs twice."""
     observer, port = Observer(), free_port()
     config = DcgmConfig.model_validate({"discovery": {"port": port}})
     source = page_source(config, lambda url: HttpPages(url, {}, 1000))
@@ -337,9 +337,15 @@ async def test_targets_are_tried_in_their_order() -> None:
     operator = Pod("o", "gpu-operator", "o", "127.0.0.3", "Running", labels={"app": "nvidia-dcgm-exporter"})
     chart = Pod("c", "anywhere", "c", "127.0.0.4", "Running", labels={"app.kubernetes.io/name": "dcgm-exporter"})
     async with pages(port, ip2="managed", ip3="operator", ip4="chart"):
-        for pods, text in (((chart,), b"chart"), ((chart, operator), b"operator"), ((chart, managed), b"managed")):
-            observer.has(*pods)
+        for pod, text in ((chart, b"chart"), (operator, b"operator"), (managed, b"managed")):
+            observer.has(pod)
             assert (await source.fetch()).data == text
+        observer.has(operator, managed)
+        error = await failure(source)
+        assert (error.reason, "gke-managed-system/m, gpu-operator/o" in str(error)) == ("two_pods", True)
+        # Labels of both kinds on one pod are one exporter.
+        observer.has(replace(operator, labels={**operator.labels, "app.kubernetes.io/name": "dcgm-exporter"}))
+        assert (await source.fetch()).data == b"operator"
         await source.close()
     observer.has()
     assert str(await failure(source)).count("; nor ") == 2

@@ -25,6 +25,9 @@ SHARED = "(gpu_allocated == 1) * on(gpu_uuid) group_left() hw_power_watts"
 """The joins that the processor's README gives."""
 
 
+STEADY = "[otlp_json_file/inventory, pod_resources, dcgm, gke]"
+
+
 @pytest.fixture
 def page(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[str]:
     """The /metrics page of a running demo."""
@@ -124,6 +127,8 @@ def _through_rotel(rotel: str, protocol: str, folder: Path, free_port: Callable[
     agent = gpulens(
         "run", "--config", "preset:demo", "--config", f"yaml:{exporter}",
         "--config", f"yaml:service::pipelines::metrics::exporters: [otlp_{protocol}]",
+        # Sources whose series are all there at the first tick: two runs are compared.
+        "--config", f"yaml:service::pipelines::metrics::receivers: {STEADY}",
         "--set", "receivers.dcgm.collection_interval=500ms",
         "--set", "receivers.pod_resources.collection_interval=300ms",
         "--set", "receivers.dcgm.initial_delay=2s", "--set", "receivers.dcgm.refresh=1s",
