@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import cast
@@ -97,10 +97,19 @@ class Tee:
 
 
 class Node:
-    """The receivers of a world and the attribution behind them; `sinks` take what it passes on."""
+    """The receivers of a world and the attribution behind them; `sinks` take what it passes on.
+
+    `more` are receivers of a test's own: name, first tick, interval, and what makes the scraper; with `only`, no others
+    than these receivers tick.
+    """
 
     def __init__(
-        self, world: World, sinks: list[Metrics], intervals: tuple[float, float, float] = (10.0, 15.0, 30.0)
+        self,
+        world: World,
+        sinks: list[Metrics],
+        intervals: tuple[float, float, float] = (10.0, 15.0, 30.0),
+        more: Sequence[tuple[str, float, float, Callable[[World, VirtualClock], Scraper]]] = (),
+        only: Sequence[str] = (),
     ) -> None:
         self.world = world
         self.clock = VirtualClock(round(world.start_s * NS))
@@ -122,7 +131,10 @@ class Node:
             ("gke", 6.1, intervals[2], GkeScraper(self._page("gke"), node, "gke")),
         ]
         self._ticks: list[tuple[float, int, float, ScrapeReceiver]] = []
+        scrapers += [(name, first_s, each_s, make(world, self.clock)) for name, first_s, each_s, make in more]
         for order, (name, first_s, interval_s, scraper) in enumerate(scrapers):
+            if only and name not in only:
+                continue
             receiver = ScrapeReceiver(
                 self._settings(name, Kind.RECEIVERS),
                 ScrapeConfig(collection_interval=_text(interval_s)),

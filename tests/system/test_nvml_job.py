@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from gpulens.pipeline.registry import Registry
 from gpulens.pipeline.service import Service
 from gpulens.simulator.comparison import Ledger
 from gpulens.simulator.nvml.build import BuildError
+from gpulens.simulator.nvml.state import FakeNvml
 from gpulens.simulator.nvml.world_state import follow_world
 from gpulens.simulator.server import serve
 from gpulens.simulator.world import World
@@ -44,6 +46,7 @@ receivers:
     error_interval: 1s
     inventory_interval: 1s
     initial_delay: 1500ms
+    call_timeout: 500ms
     library_path: ["${env:NVML}"]
     host_proc: ${env:NVML}/proc
     host_pid: true
@@ -67,9 +70,18 @@ class Told(Ledger):
     """Keeps the newest batches and wakes who waits for the next one."""
 
     came: asyncio.Event = field(default_factory=asyncio.Event)
+    powered: Counter[str] = field(default_factory=Counter)
+    """Readings of power by GPU."""
+    alive: Counter[str] = field(default_factory=Counter)
+    """Ticks by source that was up."""
 
     def consume(self, data: Batch, ack: Ack) -> None:
         super().consume(data, ack)
+        for (_, _, series), value in zip(data.layout.identities(), data.readings(), strict=True):
+            if series.metric.name == "hw.power" and value is not None:
+                self.powered[series.text("hw.id")] += 1
+            if series.metric.name == "gpu.source.up":
+                self.alive[series.text("gpu.source")] += value == 1
         self.came.set()
 
 
@@ -79,6 +91,7 @@ class Seen:
 
     world: World
     ledger: Told
+    fake: FakeNvml
 
     def rows(self, name: str, hw_id: str = "") -> list[Row]:
         """The newest points of a metric, of one device where it is named."""
@@ -106,9 +119,9 @@ def pod_of(resource: Resource) -> str:
 
 
 @asynccontextmanager
-async def job() -> AsyncIterator[Seen]:
+async def job(text: str = WORLD) -> AsyncIterator[Seen]:
     """The pipeline on a simulated node whose only GPU source is NVML."""
-    world = World.load(WORLD)
+    world = World.load(text)
     loop = asyncio.get_running_loop()
     begin = loop.time()
 
@@ -118,7 +131,7 @@ async def job() -> AsyncIterator[Seen]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="gl")))
         try:
-            await stack.enter_async_context(follow_world(world, now, folder / "nvml"))
+            state = await stack.enter_async_context(follow_world(world, now, folder / "nvml"))
         except BuildError as error:
             pytest.skip(str(error))
         node = await stack.enter_async_context(serve(world, now, kubelet=folder / "k.sock", pods=folder / "p.sock"))
@@ -129,7 +142,7 @@ async def job() -> AsyncIterator[Seen]:
         service = Service(config, "n1", registry)
         await service.start()
         try:
-            yield Seen(world, ledger)
+            yield Seen(world, ledger, state.fake)
         finally:
             await service.shutdown()
 
@@ -164,3 +177,47 @@ async def test_the_main_job_without_dcgm() -> None:
         assert pod_of(resource) == "whole"
         assert active == pytest.approx(0.15, abs=0.02)
         assert {series.text("hw.id") for _, series, _ in seen.rows("gpu.sm.active")} == {hopper.uuid}
+
+
+async def test_the_ids_of_gkes_plugin_are_resolved_by_nvmls_minors() -> None:
+    """`nvidia3/vgpu0`, `nvidia1/gi1` and `nvidia2` need no dcgm-exporter: nvml tells the minors and the instances."""
+    async with job(f"kubelet: {{plugin: gke}}\n{WORLD}") as seen:
+        shared, cut, hopper = seen.world.devices()
+        await seen.until(owned={"slice", "whole"}, split={"works"})
+        owned = {
+            (pod_of(resource), series.text("hw.id"))
+            for resource, series, _ in seen.rows("hw.gpu.memory.usage")
+            if pod_of(resource)
+        }
+        (instance,) = (each for each in cut.mig if each.gi == 1)
+        assert owned == {("slice", instance.uuid), ("whole", hopper.uuid)}
+        held = {
+            (pod_of(resource), series.text("hw.id")) for resource, series, value in seen.rows("gpu.allocated") if value
+        }
+        assert held == owned | {("works", shared.uuid), ("parks", shared.uuid)}
+        assert not any(resource.text("container.id") for resource, _, _ in seen.rows("gpu.process.memory.usage"))
+
+
+async def test_a_gpu_that_hangs_costs_nobody_else_a_tick() -> None:
+    """One call of one GPU does not come back: it is absent; other GPUs, the kubelet and the pods keep their ticks."""
+    async with job() as seen:
+        shared, cut, hopper = (device.uuid for device in seen.world.devices())
+        ledger = seen.ledger
+        async with asyncio.timeout(30):
+            while not ledger.powered[hopper]:
+                ledger.came.clear()
+                await ledger.came.wait()
+            rule = seen.fake.delay("nvmlDeviceGetPowerUsage", 60_000, hopper)
+            before = ledger.powered[shared] + 1  # a tick may be under way
+            until = before + 5
+            seen_hopper = ledger.powered[hopper] + 1
+            alive = ledger.alive.copy()
+            while ledger.powered[shared] < until:
+                ledger.came.clear()
+                await ledger.came.wait()
+        seen.fake.clear(rule)
+        assert ledger.powered[hopper] <= seen_hopper
+        assert ledger.powered[cut] >= until - 1
+        assert ledger.alive["nvml"] - alive["nvml"] >= 5
+        assert ledger.alive["pod_resources"] - alive["pod_resources"] >= 8
+        assert ledger.alive["k8s_pods"] - alive["k8s_pods"] >= 8

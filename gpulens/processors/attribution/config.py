@@ -40,7 +40,14 @@ class AttributionConfig(ComponentConfig):
         description="Allocation sources in the order of trust; one that is not listed is ignored.",
     )
     system_namespaces: StringList = Field(
-        ("kube-system", "gke-managed-system", "gpu-operator"),
+        (
+            "kube-system",
+            "gke-managed-system",
+            "gpu-operator",
+            "nvidia-gpu-operator",
+            "nvidia-device-plugin",
+            "nvidia-dra-driver-gpu",
+        ),
         description="Namespaces whose pods are never reported as rogue: they run the node's own daemons (the MPS "
         "control daemon, diagnostics).",
     )

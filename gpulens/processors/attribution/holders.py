@@ -3,7 +3,7 @@
 Invariant: a pod is called rogue only on proof: its names are known, its containers run (an init container's devices
 are listed by nobody), and Pod Resources names the device and not the pod for it in every snapshot from one that was
 asked for after the process was first seen, over `max_gap` and more to when it was last seen, until now. Who just got
-or just lost the device is no rogue, also where snapshots are missing.
+or just lost the device is no rogue, also where snapshots are missing; nor is a pod whose containers just began to run.
 """
 
 from __future__ import annotations
@@ -81,11 +81,13 @@ def rogues(
     devices: DeviceMap,
     witnesses: Sequence[History],
     now_ns: int,
+    settle_ns: int,
     system_namespaces: frozenset[str],
     paged: Mapping[str, Owners],
 ) -> tuple[Rogue, ...]:
     """The pods that have a process on a device without holding it, ordered; empty where there is no proof. Nobody is
-    rogue on what a page gives him where its word counts (`paged`: device -> who held it lately)."""
+    rogue on what a page gives him where its word counts (`paged`: device -> who held it lately), nor by a process that
+    was not seen again `settle_ns` after his containers were told to run: an init container's may have been the last."""
     excused = {key: frozenset(map(pod_key, owners)) for key, owners in paged.items()}
     proofs = {
         seen_ns: _Proof.of(witnesses, devices, seen_ns, now_ns)
@@ -101,7 +103,9 @@ def rogues(
             continue
         if excused and any(named.key in each for each in _related(excused, keys[0], devices)):
             continue
-        if pods.phase(named.pod) in RUNNING_PHASES and named.pod.namespace not in system_namespaces:
+        if pods.phase(named.pod) not in RUNNING_PHASES or sight.last_ns - pods.phase_since_ns(named.pod) < settle_ns:
+            continue
+        if named.pod.namespace not in system_namespaces:
             found.add((keys[0], named.owner(())))
     return tuple(sorted(found, key=repr))
 

@@ -23,7 +23,7 @@ from gpulens.processors.attribution import state
 from gpulens.processors.attribution.config import AttributionConfig
 from gpulens.processors.attribution.mapping import Mapped, View, build
 from gpulens.processors.attribution.nodes import Nodes
-from gpulens.processors.attribution.ownership import Verdict
+from gpulens.processors.attribution.ownership import Owner, Verdict
 from gpulens.processors.attribution.plan import Plan
 from gpulens.processors.attribution.report import Reporter
 from gpulens.processors.attribution.words import VENDOR
@@ -252,13 +252,15 @@ class AttributionProcessor:
         elected = tuple((node.name, node.elected) for node in nodes)
         versions = tuple((node.name, node.devices.version) for node in nodes)
         disputed = paged = frozenset[tuple[str, str]]()
+        ended = frozenset[tuple[str, Owner]]()
         if plan.allocations:
             paged = frozenset(
                 (node.name, key) for node in nodes for key, word in node.words().items() if word.source == VENDOR
             )
             disputed = frozenset((node.name, key) for node in nodes for key in self._nodes.disputed(node))
+            ended = frozenset((node.name, owner) for node in nodes for owner in node.ended_now())
         owners_of = tuple(verdict.owner for verdict in verdicts)
-        return View(owners_of, self._nodes.holders(plan), elected, versions, disputed, paged)
+        return View(owners_of, self._nodes.holders(plan), elected, versions, disputed, paged, ended)
 
     def _plan(self, layout: Layout) -> Plan:
         plan = self._plans.get(layout)

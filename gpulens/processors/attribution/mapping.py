@@ -13,7 +13,7 @@ from gpulens.pipeline.catalogue import MetricScope, scope_of
 from gpulens.pipeline.data import Identity, Projection, Resource, Scope, Series, build_layout
 from gpulens.processors.attribution.devices import DeviceMap
 from gpulens.processors.attribution.ownership import Owner
-from gpulens.processors.attribution.plan import Plan, home_of, node_of, with_owner
+from gpulens.processors.attribution.plan import Plan, home_of, node_of, owner_of, with_owner
 from gpulens.processors.attribution.words import VENDOR
 
 OWN = Scope("gpulens")
@@ -30,6 +30,7 @@ class View:
     - `versions`: node -> version of its device map.
     - `disputed`: (node, device key) with several owners although known to be exclusive.
     - `paged`: (node, device key) for which a vendor's page stands in for the elected source.
+    - `ended`: (node, owner) that the elected source names although the pod has ended.
     """
 
     owners: tuple[Owner | None, ...]
@@ -38,6 +39,7 @@ class View:
     versions: tuple[tuple[str, int], ...]
     disputed: frozenset[tuple[str, str]]
     paged: frozenset[tuple[str, str]]
+    ended: frozenset[tuple[str, Owner]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ class _Targets:
             owned = self._owned(slot, resource)
             if slot in self._plan.claimed and owned is resource:
                 return  # an allocation counts by names; to whom this one belongs is not known yet
+            if (node_of(resource), owner_of(resource)) in self._view.ended:
+                return
             yield from ((owned, OWN, self._named(series, key, known)) for key in self._granted(identity, keys))
         elif len(keys) != 1:
             yield identity

@@ -16,9 +16,9 @@ from gpulens.pipeline.grid import NS
 from gpulens.processors.attribution.config import AttributionConfig
 from gpulens.processors.attribution.devices import DeviceMap, is_global
 from gpulens.processors.attribution.holders import WITNESS, Processes, Rogue, rogues
-from gpulens.processors.attribution.ownership import STRANGER, History, Owner, Owners, Reason, Snapshot, Verdict
+from gpulens.processors.attribution.ownership import NOBODY, STRANGER, History, Owner, Owners, Reason, Snapshot, Verdict
 from gpulens.processors.attribution.plan import PROCESS, Claim, Plan, SlotReader
-from gpulens.processors.attribution.pods import NOTHING, Hint, Named, PodMap
+from gpulens.processors.attribution.pods import NOTHING, Hint, Named, PodMap, pod_key
 from gpulens.processors.attribution.words import VENDOR, Word, word
 
 LABELS = frozenset({"dcgm", "gke", "prometheus"})
@@ -59,6 +59,10 @@ class Node:
     window_ns: dict[tuple[str, str], int] = field(default_factory=dict)
     """By source and stream: two exporters may renew their values at different intervals."""
     pods: PodMap = field(default_factory=PodMap)
+    pods_ns: int = 0
+    """When a source of pods last said that it is up to date."""
+    ended: dict[str, frozenset[Owner]] = field(default_factory=dict)
+    """Stream -> the owners that its newest allocations name although their pods have ended."""
     elected: str = ""
     """The allocation source whose word counts now; empty when there is none."""
     vendor: str = ""
@@ -118,6 +122,10 @@ class Node:
             last = history.last
             yield None if last is None else last.owners
             yield None if last is None else last.exclusive
+
+    def ended_now(self) -> Owners:
+        """The owners that the elected source names although their pods have ended."""
+        return NOBODY.union(*self.ended.values()) if self.elected == WITNESS else NOBODY
 
     def names(self) -> set[str]:
         """Every name of a device that is still in use: of the devices described, and of the newest allocations."""
@@ -204,11 +212,14 @@ class Nodes:
         """A source that says that it is away takes no names back: a UID names one pod for ever."""
         away = {name for slot, name, _ in plan.up if read(slot) == 0}
         for name, rows in plan.pods.items():
-            self._nodes[name].pods.learn(batch.stream, rows.said(read), batch.complete and name not in away)
+            node, now_ns = self._nodes[name], batch.latest_ns()
+            node.pods.learn(batch.stream, rows.said(read), batch.complete and name not in away, now_ns)
+            if name not in away:
+                node.pods_ns = max(node.pods_ns, now_ns)
         if batch.complete:
             for node in self._told_of(batch.stream):
                 if batch.stream in node.pods.said and node.name not in {*plan.pods, *away}:
-                    node.pods.learn(batch.stream, NOTHING, True)
+                    node.pods.learn(batch.stream, NOTHING, True, batch.latest_ns())
 
     def _learn_processes(self, plan: Plan, batch: Batch, read: SlotReader) -> None:
         seen = plan.present(read)
@@ -238,8 +249,21 @@ class Nodes:
             elif batch.complete or (name, source) in spoken:
                 begin_ns = min(asked.get((name, source), end_ns), end_ns)
                 owners = spoken.get((name, source), {})
+                if source == WITNESS:
+                    owners = self._alive(node, batch.stream, owners, end_ns)
                 snapshot = Snapshot(begin_ns, end_ns, owners, frozenset(exclusive.get(name, ())))
                 self._take(node, source, batch, snapshot)
+
+    def _alive(self, node: Node, stream: str, owners: dict[str, Owners], now_ns: int) -> dict[str, Owners]:
+        """The owners without those whose pods have ended: before Kubernetes 1.34 a kubelet goes on to list them beside
+        those that got their devices since. Words of pods that may be old take nobody off: under the same name there
+        may be a new pod by now."""
+        ended: frozenset[Owner] = NOBODY
+        if now_ns - node.pods_ns <= self._config.max_gap * NS:
+            named = NOBODY.union(*owners.values())
+            ended = frozenset(filter(node.pods.has_ended, named))
+        node.ended[stream] = ended
+        return {device: held - ended for device, held in owners.items()} if ended else owners
 
     def _spoken(self, plan: Plan, read: SlotReader) -> dict[tuple[str, str], dict[str, Owners]]:
         """(node, source) -> owners by device, for the sources whose word a batch brings."""
@@ -259,6 +283,7 @@ class Nodes:
             for (source, teller), history in node.histories.items():
                 if teller == stream and (node.name, source) not in told:
                     history.clear()
+                    node.ended.pop(stream, None)
 
     def _told_of(self, stream: str) -> list[Node]:
         """The nodes of which a stream has said anything."""
@@ -350,8 +375,12 @@ class Nodes:
             return None
         node = self._nodes[claim.node]
         keys = node.devices.resolve(claim.device)
-        owners = self.owners_now(node, keys[0]) if len(keys) == 1 else None
-        return named.owner(owners or ())
+        if len(keys) != 1:
+            return named.owner(())
+        asked = node.word_now(keys[0])
+        # Also by a word that was taken back: a source that is away renames no process.
+        held = (history.owners_lately(asked.key, node.devices) for history in node.sources(asked.source))
+        return named.owner(NOBODY.union(*held))
 
     def _named(self, name: str, hint: Hint) -> Owner | None:
         """The owner on a node of what a process tells, by the names of its pod alone."""
@@ -367,7 +396,10 @@ class Nodes:
         system = frozenset(self._config.system_namespaces)
         for node in self._nodes.values():
             sights = node.processes.sights(now_ns)
-            found = rogues(sights, node.pods, node.devices, node.sources(WITNESS), now_ns, system, self._paged(node))
+            witnesses, paged = node.sources(WITNESS), self._paged(node)
+            found = rogues(sights, node.pods, node.devices, witnesses, now_ns, node.processes.keep_ns, system, paged)
+            listed = {pod_key(owner) for owner in node.ended_now()}  # an evicted pod may still be on its way out
+            found = tuple(each for each in found if pod_key(each[1]) not in listed)
             node.rogues = found if found != node.rogues else node.rogues
 
     def _paged(self, node: Node) -> Mapping[str, Owners]:

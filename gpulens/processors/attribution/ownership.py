@@ -195,6 +195,11 @@ class History:
         last = self.last
         return None if last is None else self._view(last, devices).owners.get(key)
 
+    def owners_lately(self, key: str, devices: DeviceMap) -> Owners:
+        """Who held the device by the newest snapshot, or by the one that was taken back since."""
+        last = self.last or self._taken_back
+        return NOBODY if last is None else self._owners(last, key, devices)
+
     def reason_now(self, key: str, devices: DeviceMap) -> Reason:
         """Why the device has the owners that it has by the newest snapshot."""
         last = self.last

@@ -131,6 +131,8 @@ class Plan:
     claims: dict[Claim, int] = field(default_factory=dict)
     claimed: dict[int, int] = field(default_factory=dict)
     """Slot of a process' series -> its claim."""
+    strangers: list[tuple[int, str, str]] = field(default_factory=list)
+    """(slot, node, device) of processes that tell nothing of their owner: the host's own, or not to be read."""
     visible: list[tuple[int, str]] = field(default_factory=list)
     """(slot, node): not every process of the node is seen when the slot holds 0."""
     holders: tuple[list[object], tuple[Owner | None, ...]] = ([], ())
@@ -156,7 +158,9 @@ class Plan:
                 plan.members[number].append(slot)
             elif place is MetricScope.OWNER or series.metric.name == "gpu.allocated":
                 hint = Hint.of(resource)
-                if hint is not None:
+                if hint is None and "process.pid" in series.map and owner_of(resource) is None:
+                    plan.strangers.append((slot, node, device))
+                elif hint is not None:
                     plan.claimed[slot] = plan.claims.setdefault(Claim(node, device, hint), len(plan.claims))
         plan.nodes = {node: home_of(resource) for node, resource in plan.nodes.items()}
         return plan
@@ -222,6 +226,10 @@ class Plan:
             elif owner is None and each.source == PROCESS:
                 owner = STRANGER
             held[each.device] = holders | {owner} if value >= 1 and owner is not None else holders
+        for slot, node, device in self.strangers:
+            if read(slot) is not None:
+                held = found.setdefault((node, PROCESS), {})
+                held[device] = held.get(device, NOBODY) | {STRANGER}
         for (node, source), owners in found.items():
             yield node, source, owners
 

@@ -27,6 +27,9 @@ on the large node types of managed clusters."""
 _HASH = re.compile(r"[0-9a-f]{32}\Z")
 """A config hash is an MD5 sum. Anything else in that annotation names no cgroup of a static pod."""
 
+ENDED_PHASES = frozenset({"Succeeded", "Failed"})
+"""Phases of a pod whose containers have all ended for good (Kubernetes API, PodStatus)."""
+
 PodKey = tuple[str, str]
 """(namespace, name) of a pod."""
 
@@ -119,10 +122,12 @@ NOTHING = Said()
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The names of a process' pod; `container` is empty while nobody says which one it is."""
+    """The names of a process' pod; `container` is empty while nobody says which one it is, `others` are those that it
+    is not."""
 
     pod: PodFact
     container: str = ""
+    others: frozenset[str] = frozenset()
 
     @property
     def key(self) -> PodKey:
@@ -139,7 +144,7 @@ class Named:
             told = dict(each)
             if pod_key(each) == self.key and told.get("k8s.pod.uid", self.pod.uid) == self.pod.uid:
                 container = told.get("k8s.container.name", "")
-                if not self.container or container in ("", self.container):
+                if (not self.container and container not in self.others) or container in ("", self.container):
                     mine.append((container == self.container, each))
         exact = [owner for same, owner in mine if same]
         if len(exact) == 1:
@@ -170,7 +175,11 @@ class PodMap:
         self._said: dict[str, Said] = {}
         self._pods: dict[str, PodFact] = {}
         self._containers: dict[str, ContainerFact] = {}
+        self._of_pod: dict[str, frozenset[str]] = {}
         self._phases: dict[str, str] = {}
+        self.since_ns: dict[str, int] = {}
+        """UID -> when somebody first told of the phase that the pod has now."""
+        self._by_name: dict[PodKey, list[PodFact]] = {}
 
     @property
     def state(self) -> object:
@@ -182,8 +191,8 @@ class PodMap:
         """What each stream says."""
         return self._said
 
-    def learn(self, stream: str, said: Said, complete: bool) -> None:
-        """Takes in what a stream says; a complete word replaces its earlier ones."""
+    def learn(self, stream: str, said: Said, complete: bool, now_ns: int) -> None:
+        """Takes in what a stream says at a time; a complete word replaces its earlier ones."""
         before = self._said.get(stream, NOTHING)
         if said is before:
             return
@@ -192,7 +201,7 @@ class PodMap:
         if now == NOTHING:
             del self._said[stream]
         if now != before:
-            self._build()
+            self._build(now_ns)
 
     def find(self, hint: Hint) -> Named | None:
         """Whose process it is; None when nobody knows, or when pod and container do not belong together."""
@@ -201,13 +210,30 @@ class PodMap:
         pod = self._pods.get(uid)
         if pod is None or (box is not None and box.uid != pod.uid):
             return None
-        return Named(pod, box.name if box is not None else "")
+        if box is not None:
+            return Named(pod, box.name)
+        return Named(pod, others=self._of_pod.get(pod.uid, frozenset()) if hint.container else frozenset())
 
     def phase(self, pod: PodFact) -> str:
         """The pod's phase; empty when nobody tells it."""
         return self._phases.get(pod.uid, "")
 
-    def _build(self) -> None:
+    def phase_since_ns(self, pod: PodFact) -> int:
+        """When somebody first told of the phase that the pod has now; meaningless where nobody tells it."""
+        return self.since_ns.get(pod.uid, 0)
+
+    def has_ended(self, owner: Owner) -> bool:
+        """Every pod that is known under an owner's names has ended, and there is one."""
+        told = dict(owner)
+        uid = str(told.get("k8s.pod.uid", ""))
+        ends = [
+            self._phases.get(pod.uid, "") in ENDED_PHASES
+            for pod in self._by_name.get(pod_key(owner), ())
+            if uid in ("", pod.uid)
+        ]
+        return bool(ends) and all(ends)
+
+    def _build(self, now_ns: int) -> None:
         pods: dict[str, set[PodFact]] = {}
         containers: dict[str, set[ContainerFact]] = {}
         phases: dict[str, set[str]] = {}
@@ -222,7 +248,17 @@ class PodMap:
         known = _unambiguous(pods)
         self._pods = {name: pod for name, pod in known.items() if known.get(pod.uid) == pod}
         self._containers = _contested_belong_to_nobody(containers)
-        self._phases = _unambiguous(phases)
+        names: dict[str, set[str]] = {}
+        for box in self._containers.values():
+            names.setdefault(box.uid, set()).add(box.name)
+        self._of_pod = {uid: frozenset(boxes) for uid, boxes in names.items()}
+        before, self._phases = self._phases, _unambiguous(phases)
+        self.since_ns = {
+            uid: self.since_ns[uid] if before.get(uid) == phase else now_ns for uid, phase in self._phases.items()
+        }
+        self._by_name = {}
+        for pod in set(self._pods.values()):
+            self._by_name.setdefault((pod.namespace, pod.name), []).append(pod)
 
 
 def _joined(before: Mapping[str, V], later: Mapping[str, V]) -> dict[str, V]:

@@ -56,6 +56,7 @@ def _node(node: Node) -> Json:
             }
             for stream, said in node.pods.said.items()
         },
+        "phases_since_ns": dict(node.pods.since_ns),
         "processes": {
             stream: [
                 [device, hint.uid, hint.container, sight.first_ns, sight.last_ns]
@@ -100,7 +101,8 @@ def _read_node(nodes: Nodes, saved: Mapping[str, object]) -> Node:
         said = [DeviceFact(*(_text(each) for each in _list(fact))) for fact in _list(facts)]
         node.devices.learn(stream, said, complete=True)
     for stream, said_of_pods in _dict(saved["pods"]).items():
-        node.pods.learn(stream, _read_said(_dict(said_of_pods)), complete=True)
+        node.pods.learn(stream, _read_said(_dict(said_of_pods)), complete=True, now_ns=node.last_ns)
+    node.pods.since_ns |= {_text(uid): _int(ns) for uid, ns in _dict(saved["phases_since_ns"]).items()}
     for stream, seen in _dict(saved["processes"]).items():
         node.processes.streams[_text(stream)] = dict(map(_read_sight, map(_list, _list(seen))))
     for each in map(_dict, _list(saved["histories"])):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from gpulens.config.ids import ComponentID, Kind
 from gpulens.pipeline.ack import Ack
@@ -220,7 +221,7 @@ def processes(at_s: float, *seen: Proc, node: Resource = NODE, allocate: bool = 
     for each in seen:
         hints = {"k8s.pod.uid": each.uid, "container.id": each.container}
         resource = Resource({**node.map, **{key: value for key, value in hints.items() if value}})
-        attrs = {"hw.id": each.device, "process.pid": str(each.pid)}
+        attrs = {"hw.id": each.device, "process.pid": cast(str, each.pid)}  # a number, as the receiver sends it
         rows.append((resource, "gpu.process.memory.usage", attrs, each.memory))
         if each.busy is not None:
             rows.append((resource, "gpu.process.utilization", attrs, each.busy))
@@ -246,7 +247,7 @@ def places(sink: Sink, name: str = MEMORY, newest: bool = True) -> list[Place]:
             (
                 {key: str(value) for key, value in resource.attributes if key != "k8s.node.name"},
                 series.text("hw.id"),
-                series.text("process.pid"),
+                str(series.map.get("process.pid", "")),
             )
             for resource, _, series in batch.layout.identities()
             if series.metric.name == name

@@ -55,6 +55,29 @@ def test_a_process_that_nobody_knows_keeps_the_device_from_the_others() -> None:
     assert sink.reasons() == {("a", GPU): ("process", "shared"), ("", OTHER): ("none", "unnamed")}
 
 
+def test_a_process_of_the_host_keeps_the_device_from_the_pods() -> None:
+    """A process of no container (or one that may not be looked up) is somebody, too: what the whole device does is not
+    charged to the only pod on it."""
+    sink = Sink()
+    join = processor(sink)
+    for second in range(0, 60, 15):
+        seen = [Proc(7, UID_A, BOX_A), Proc(8, busy=None), Proc(9, UID_B, BOX_B, device=OTHER)]
+        feed(join, pods(at(second), A, B), processes(at(second), *seen))
+        feed(join, activity(at(second + 5)), activity(at(second + 5), 0.1, OTHER, stream="nvml/2"))
+    assert {point[:2] for point in sink.points("gpu.sm.active")[2:]} == {("", GPU), ("b", OTHER)}
+    assert sink.reasons() == {("a", GPU): ("process", "shared"), ("b", OTHER): ("process", "")}
+
+
+def test_processes_of_the_host_alone_silence_no_page() -> None:
+    """They name nobody, so whoever comes next in the order of trust is heard."""
+    sink = Sink()
+    join = processor(sink)
+    claim = [(pod("page"), "gpu.allocated", {"hw.id": GPU, "gpu.allocation.source": "gke"}, 1)]
+    for second in range(0, 150, 15):
+        feed(join, processes(at(second), Proc(7)), message("gke", at(second), claim), activity(at(second + 5)))
+    assert sink.owner_of_last() == "page"
+
+
 def test_silence_of_processes_proves_nothing() -> None:
     """A device without processes is unnamed, not free."""
     sink = Sink()

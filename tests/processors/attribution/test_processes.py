@@ -146,6 +146,16 @@ def test_the_owner_is_written_as_the_allocation_source_writes_it() -> None:
     assert places(sink) == [(names("a", ""), GPU, "7")]
 
 
+def test_an_unknown_container_is_none_of_those_that_are_known() -> None:
+    """A sidecar that holds a context before anybody told its id is not taken for the container that was given the
+    device; one that may be it is."""
+    for known, expected in ((A, ""), (Known("a", UID_A), "main"), (Known("a", UID_A, {BOX_B: "side"}), "main")):
+        sink = Sink()
+        join = processor(sink)
+        feed(join, holders(at(0), {GPU: [pod("a")]}), pods(at(0), known), processes(at(1), Proc(8, UID_A, BOX_C)))
+        assert places(sink) == [(names("a", expected), GPU, "8")]
+
+
 def test_processes_never_fall_together() -> None:
     """One pid on two devices, of two pods, in two containers of one pod, on two nodes: as many series as there were."""
     second = Resource({"k8s.node.name": "node-2"})
@@ -208,6 +218,19 @@ def test_an_observer_that_is_away_renames_nothing() -> None:
     assert {tuple(place[0].items()) for place in places(sink, newest=False)} == {tuple(sorted(names("a").items()))}
     feed(join, pods(at(3601), B), processes(at(3602), Proc(7, UID_A, BOX_A)))
     assert "k8s.pod.name" not in places(sink)[0][0]
+
+
+def test_a_kubelet_that_is_away_renames_no_process() -> None:
+    """A sandboxed process tells its pod and no container: the one that Pod Resources names stays on it, also when that
+    word was taken back."""
+    sink = Sink()
+    join = processor(sink)
+    for second in range(0, 400, 10):
+        away = 100 <= second < 280
+        word = message("pod_resources", at(second + 1), [], up=False) if away else None
+        feed(join, pods(at(second), A), word or holders(at(second + 1), {GPU: [pod("a")]}))
+        feed(join, processes(at(second + 2), Proc(7, UID_A)))
+    assert {tuple(place[0].items()) for place in places(sink, newest=False)} == {tuple(sorted(names("a").items()))}
 
 
 def test_names_that_come_later_take_the_ids_off() -> None:
@@ -389,7 +412,7 @@ def test_no_process_ever_lands_on_a_pod_that_is_not_its_own(steps: list[list[Kno
             assert len(found) == len(set(found)) == len(unique)
             for resource, series in found:
                 if resource.text("k8s.pod.name"):
-                    assert any(_fits(resource, series.text("process.pid"), each, known) for each in unique.values())
+                    assert any(_fits(resource, str(series.map["process.pid"]), each, known) for each in unique.values())
 
 
 def _fits(resource: Resource, pid: str, process: Proc, known: Sequence[Known]) -> bool:

@@ -185,6 +185,45 @@ def test_a_pod_that_lost_the_device_is_a_rogue_a_minute_later() -> None:
     assert reported(sink) == {}
 
 
+@pytest.mark.parametrize("phase", ["Running", "Failed"])
+@pytest.mark.parametrize("lag_s", [1, 9, 14])
+def test_an_init_container_that_just_ended_accuses_nobody(phase: str, lag_s: int) -> None:
+    """Nobody lists what an init container holds: its last process may be younger than the phase that follows it, and
+    older than the next reading of processes."""
+    events: list[tuple[float, Batch]] = []
+    for second in range(0, 300, 10):
+        known = Known("p", UID, {BOX: "init"}, "Pending") if second <= 120 else Known("p", UID, phase=phase)
+        events += [(second, pods(at(second), known)), (second, described(at(second), {"hw.id": GPU}))]
+        events.append((second + 1, holders(at(second + 1), {GPU: []}, asked_s=at(second + 0.5))))
+    events += [(second, message("nvml", at(second), [], stream="nvml")) for second in range(0, 300, 3)]
+    for second in range(lag_s, 300, 15):
+        events.append((second, processes(at(second), *([PROCESS] if second <= 130 else []))))
+    sink = Sink()
+    join = processor(sink)
+    for _, batch in sorted(events, key=lambda event: event[0]):
+        feed(join, batch)
+    assert reported(sink) == {}
+
+
+def test_a_process_that_outlives_the_start_of_its_pod_is_a_rogue_a_minute_later() -> None:
+    """The wait for the pod's containers is over after `max_gap`."""
+    sink = Sink()
+    join = processor(sink)
+    for second in range(0, 300, 10):
+        known = Known("rogue", UID, {BOX: "main"}, "Pending" if second < 100 else "Running")
+        feed(join, described(at(second), {"hw.id": GPU}), pods(at(second), known))
+        feed(join, holders(at(second + 1), {GPU: [pod("a")]}, asked_s=at(second)), processes(at(second + 2), PROCESS))
+    assert min(reported(sink)) == 160
+
+
+@pytest.mark.parametrize("namespace", ["nvidia-gpu-operator", "nvidia-device-plugin", "nvidia-dra-driver-gpu"])
+def test_the_mps_daemon_is_no_rogue_where_its_charts_are_installed_as_documented(namespace: str) -> None:
+    """OpenShift's operator, the device plugin and the DRA driver have namespaces of their own; the server of MPS holds
+    a context on every device that it serves, and is listed for none."""
+    known = Known("rogue", UID, {BOX: "main"}, namespace=namespace)
+    assert reported(run(lambda _: {GPU: [pod("a")]}, known=known)) == {}
+
+
 def test_a_rogue_that_ends_is_no_longer_reported() -> None:
     """With its last process the series goes; so it does when the processes can't be read any more."""
     for gone, last in (([], 100), (None, 150)):
