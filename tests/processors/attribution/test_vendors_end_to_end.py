@@ -21,7 +21,7 @@ from gpulens.receivers.prometheus.vendor import SOURCE, VendorPlanner
 from tests.processors.attribution.kit import NS, T0, Sink, at, described, feed, holders, pod, processor
 from tests.receivers.page_server import Bench
 from tests.receivers.prometheus.kit import NODE, SCOPE
-from tests.receivers.prometheus.test_vendors import amd, ascend, intel
+from tests.receivers.prometheus.vendor_rows import amd, ascend, intel
 
 BUSY = "hw.gpu.utilization"
 

@@ -10,91 +10,7 @@ from gpulens.receivers.pod_resources.device_ids import parse_device_id
 from gpulens.receivers.prometheus.mapping import parse_mapping
 from gpulens.receivers.prometheus.vendor import MOST_DEVICES
 from tests.receivers.prometheus.kit import START_NS, Page, S, infos, owners, points
-
-
-def amd(card: int, part: int = 0, mode: str = "spx", pod: str = "", **more: str) -> str:
-    """The labels of a row of AMD's page."""
-    labels = {
-        "gpu_id": str(8 * card + part),
-        "serial_number": f"SN{card}",
-        "card_model": "102-G30211-0C",
-        "hostname": "h",
-        "gpu_partition_id": str(part),
-        "gpu_compute_partition_type": mode,
-        "gpu_memory_partition_type": "nps1",
-        "deployment_mode": "baremetal",
-        "namespace": "ml" if pod else "",
-        "pod": pod,
-        "container": "main" if pod else "",
-        "job_id": "",
-        **more,
-    }
-    return "{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}"
-
-
-def test_amd_readings_are_canonical() -> None:
-    """Percent, MiB, microjoules and MHz become ratios, bytes, joules and hertz; the fastest of several dies' clocks
-    counts; MI2xx' names stand in where MI3xx' are missing."""
-    a, b = amd(0, pod="train-0"), amd(1)
-    clock = [amd(0, pod="train-0", clock_index=str(i), clock_type="system") for i in range(2)]
-    page = f"""\
-gpu_gfx_activity{a} 57
-gpu_umc_activity{a} 12
-gpu_used_vram{a} 283
-gpu_total_vram{a} 196592
-gpu_package_power{a} 255
-gpu_power_usage{a} 251
-gpu_average_package_power{b} 90
-gpu_energy_consumed{a} 1.5e+09
-gpu_junction_temperature{a} 61
-gpu_edge_temperature{b} 40
-gpu_memory_temperature{a} 55
-gpu_clock{clock[0]} 2100
-gpu_clock{clock[1]} 1900
-gpu_ecc_correct_total{a} 4
-gpu_ecc_uncorrect_total{a} 0
-gpu_health{a} 1
-gpu_health{b} 0
-gpu_violation_ppt_residency_percentage{a} 3
-gpu_violation_socket_thermal_residency_percentage{a} 0
-gpu_violation_hbm_thermal_residency_percentage{a} 1
-pcie_replay_count{a} 2
-gpu_prof_sm_active{a} 15
-gpu_prof_tensor_active_percent{a} 5
-gpu_xgmi_link_rx{a} 1
-gpu_nodes_total{{hostname="h"}} 2
-"""
-    fed = Page(mapping="amd")
-    scraped = fed.read(page)
-    assert points(scraped) == {
-        ("SN0", "hw.gpu.utilization", "hw.gpu.task=general"): 0.57,
-        ("SN0", "gpu.memory.copy.utilization"): 0.12,
-        ("SN0", "hw.gpu.memory.usage"): 283 * 2**20,
-        ("SN0", "hw.gpu.memory.limit"): 196592 * 2**20,
-        ("SN0", "hw.power", "hw.type=gpu"): 255.0,
-        ("SN1", "hw.power", "hw.type=gpu"): 90.0,
-        ("SN0", "hw.energy", "hw.type=gpu"): 1500.0,
-        ("SN0", "hw.temperature", "hw.sensor_location=gpu"): 61.0,
-        ("SN1", "hw.temperature", "hw.sensor_location=gpu"): 40.0,
-        ("SN0", "hw.temperature", "hw.sensor_location=memory"): 55.0,
-        ("SN0", "gpu.clock.frequency", "gpu.clock=sm"): 2.1e9,
-        ("SN0", "hw.errors", "error.type=corrected", "gpu.error.source=ecc", "hw.type=gpu"): 4,
-        ("SN0", "hw.errors", "error.type=uncorrected", "gpu.error.source=ecc", "hw.type=gpu"): 0,
-        ("SN0", "hw.status", "hw.state=ok", "hw.type=gpu"): 1,
-        ("SN0", "hw.status", "hw.state=failed", "hw.type=gpu"): 0,
-        ("SN1", "hw.status", "hw.state=ok", "hw.type=gpu"): 0,
-        ("SN1", "hw.status", "hw.state=failed", "hw.type=gpu"): 1,
-        ("SN0", "gpu.clock.throttle.reason", "gpu.clock.reason=sw_power_cap"): 1,
-        ("SN0", "gpu.clock.throttle.reason", "gpu.clock.reason=hw_thermal"): 1,
-        ("SN0", "gpu.pcie.replays"): 2,
-        ("SN0", "gpu.sm.active"): 0.15,
-        ("SN0", "gpu.pipe.active", "gpu.pipe=tensor"): 0.05,
-    }
-    assert scraped.rejected == {}
-    assert fed.unmapped == 2
-    assert owners(scraped) == {("SN0", "ml", "train-0", "main")}
-    assert infos(scraped)["SN0"] == {"hw.model": "102-G30211-0C", "gpu.serial": "SN0"}
-    assert all("k8s.pod.name" not in series.map for _, _, series in scraped.batch.layout.identities())
+from tests.receivers.prometheus.vendor_rows import amd, ascend, intel
 
 
 def test_amds_not_available_is_no_number() -> None:
@@ -178,21 +94,6 @@ def test_exported_labels_win_and_the_exporter_owns_nothing() -> None:
     free = amd(1, pod="device-metrics-exporter-7kx")
     scraped = Page(mapping="amd").read(f"gpu_gfx_activity{moved} 1\ngpu_gfx_activity{free} 0\n")
     assert owners(scraped) == {("SN0", "ml", "train-0", "c")}
-
-
-def ascend(chip: int, pod: str = "", **more: str) -> str:
-    """The labels of a row of the npu-exporter's page."""
-    labels = {
-        "id": str(chip),
-        "model_name": "910B3",
-        "vdie_id": f"VDIE-{chip}",
-        "pcie_bus_info": f"0000:C{chip}:00.0",
-        "namespace": "ml" if pod else "",
-        "pod_name": pod,
-        "container_name": "main" if pod else "",
-        **more,
-    }
-    return "{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}"
 
 
 def test_ascend_readings_keep_their_own_times() -> None:
@@ -292,61 +193,6 @@ def test_a_placeholder_for_several_pods_is_no_owner() -> None:
     assert owners(scraped) == {("VDIE-2", "ml", "ok-0", "main")}
 
 
-def intel(name: str, tile: str = "", **more: str) -> str:
-    """The labels of a row of xpumd's page."""
-    labels = {"hw_id": "1234-0", "pci_bdf": "0000:05:00.0", "com_intel_subdevice_id": tile, "hw_name": name, **more}
-    return "{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}"
-
-
-def test_intel_readings_are_taken_by_where_they_are_measured() -> None:
-    """Modules of memory add up, the card's power goes before the package's, tiles are devices of their own."""
-    page = f"""\
-hw_gpu_info{intel("gpu-1", hw_model="Max 1550", hw_serial_number="SN-1")} 1
-hw_gpu_utilization_ratio{intel("e1", hw_gpu_task="all")} 0.125
-hw_gpu_utilization_ratio{intel("e2", hw_gpu_task="compute-all")} 1
-hw_gpu_utilization_ratio{intel("e3", hw_gpu_task="copy-all")} 0.5
-hw_gpu_utilization_ratio{intel("e1", "1", hw_gpu_task="all")} 0.25
-hw_memory_usage_bytes{intel("m1", hw_memory_location="device", hw_memory_type="hbm")} 1000
-hw_memory_usage_bytes{intel("m2", hw_memory_location="device", hw_memory_type="hbm")} 500
-hw_memory_usage_bytes{intel("m3", hw_memory_location="system", hw_memory_type="ddr")} 9
-hw_power_watts{intel("p1", hw_sensor_location="package")} 310.5
-hw_power_watts{intel("p2", hw_sensor_location="card")} 350
-hw_energy_joules_total{intel("p1", hw_sensor_location="package")} 5
-hw_temperature_celsius{intel("t1", hw_sensor_location="gpu", statistic="max")} 48
-hw_temperature_celsius{intel("t1", hw_sensor_location="gpu", statistic="min")} 30
-hw_temperature_celsius{intel("t3", "1", hw_sensor_location="gpu", statistic="max")} 51
-hw_frequency_hertz{intel("f1", hw_frequency_domain="gpu", aggregation="avg")} 1.2e+09
-hw_frequency_hertz{intel("f1", hw_frequency_domain="gpu", aggregation="max")} 1.5e+09
-hw_errors_total{intel("x", hw_type="gpu", error_type="uncorrectable", error_category="a")} 2
-hw_errors_total{intel("x", hw_type="gpu", error_type="uncorrectable", error_category="b")} 1
-hw_status{intel("gpu-1", hw_type="gpu", hw_state="ok")} 1
-hw_status{intel("m1", hw_type="memory", hw_state="degraded")} 0
-hw_gpu_io_bytes_total{intel("io", network_io_direction="receive")} 1e+06
-"""
-    scraped = Page(mapping="intel").read(page)
-    assert points(scraped) == {
-        ("1234-0", "hw.gpu.utilization", "hw.gpu.task=general"): 0.125,
-        ("1234-0", "gpu.engine.active"): 1.0,
-        ("1234-0/tile1", "hw.gpu.utilization", "hw.gpu.task=general"): 0.25,
-        ("1234-0", "hw.gpu.memory.usage"): 1500,
-        ("1234-0", "hw.power", "hw.type=gpu"): 350.0,
-        ("1234-0", "hw.energy", "hw.type=gpu"): 5.0,
-        ("1234-0", "hw.temperature", "hw.sensor_location=gpu"): 48.0,
-        ("1234-0/tile1", "hw.temperature", "hw.sensor_location=gpu"): 51.0,
-        ("1234-0", "gpu.clock.frequency", "gpu.clock=sm"): 1.2e9,
-        ("1234-0", "hw.errors", "error.type=uncorrected", "hw.type=gpu"): 3,
-        ("1234-0", "hw.status", "hw.state=ok", "hw.type=gpu"): 1,
-        ("1234-0", "hw.status", "hw.state=degraded", "hw.type=memory"): 0,
-        ("1234-0", "hw.gpu.io", "network.io.direction=receive"): 1_000_000,
-    }
-    assert owners(scraped) == set()
-    assert infos(scraped)["1234-0"] == {
-        "hw.model": "Max 1550",
-        "gpu.pci.address": "0000:05:00.0",
-        "gpu.serial": "SN-1",
-    }
-
-
 def test_a_memory_is_well_only_where_each_module_is() -> None:
     """One degraded module among well ones; whether ECC is on is no health."""
     rows = {name: intel(name, hw_type="memory", hw_state="ok") for name in ("m1", "m2")}
@@ -402,37 +248,6 @@ def test_what_a_page_said_of_a_device_is_remembered() -> None:
     reading = f"hw_gpu_utilization_ratio{intel('e1', hw_gpu_task='all')} 0.5\n"
     first = page.read(f"hw_gpu_info{intel('gpu-1', hw_model='Max 1550')} 1\n{reading}").batch.layout
     assert page.read(reading).batch.layout is first
-
-
-def test_gaudi_readings_are_canonical() -> None:
-    """Milliwatts become watts; what has no certain unit is left."""
-    g = '{UUID="01P0-HL2080A0-15-TNBS71-04-07-00",namespace="ml",pod="llm-0",container="c"}'
-    page = f"""\
-habanalabs_utilization{g} 97
-habanalabs_memory_used_bytes{g} 1024
-habanalabs_power_mW{g} 420500
-habanalabs_power_default_limit_mW{g} 600000
-habanalabs_temperature_onchip{g} 66
-habanalabs_temperature_threshold_shutdown{g} 120
-habanalabs_pending_rows_state{g} 0
-habanalabs_pcie_replay_count{g} 3
-habanalabs_energy{g} 123456
-"""
-    fed = Page(mapping="gaudi")
-    scraped = fed.read(page)
-    device = "01P0-HL2080A0-15-TNBS71-04-07-00"
-    assert points(scraped) == {
-        (device, "hw.gpu.utilization", "hw.gpu.task=general"): 0.97,
-        (device, "hw.gpu.memory.usage"): 1024,
-        (device, "hw.power", "hw.type=gpu"): 420.5,
-        (device, "gpu.power.limit", "gpu.power.limit.type=management"): 600.0,
-        (device, "hw.temperature", "hw.sensor_location=gpu"): 66.0,
-        (device, "hw.temperature.limit", "hw.limit_type=critical"): 120.0,
-        (device, "gpu.rows.remap.pending"): 0,
-        (device, "gpu.pcie.replays"): 3,
-    }
-    assert fed.unmapped == 1
-    assert owners(scraped) == {(device, "ml", "llm-0", "c")}
 
 
 @pytest.mark.parametrize(
