@@ -25,6 +25,7 @@ _LONGEST_START_S: Final = 30.0
 _QUIET_S: Final = 2.0
 _MISMATCH: Final = 18
 _MISMATCH_TRIES: Final = 3
+_NO_LIBRARY: Final = 12
 _NO_BINDING: Final = "import pynvml"
 
 
@@ -91,6 +92,7 @@ class Control:
     def _step(self, line: Line) -> float | None:
         """Does what is to be done now; how long to wait for the next (None: until something happens)."""
         gateway = self._context.gateway
+        line.fresh.clear()  # nobody asks for them here
         if gateway.up and self._reload_of == self.epoch:
             self._stop(line)
         if not gateway.up and not self._start(line):
@@ -122,7 +124,9 @@ class Control:
                 # a library that is mapped stays so: only another process can load the one that fits
                 self._context.note("the library in this process does not fit the driver any more: another must load it")
                 self._context.leaving.set()
-            self._say_down(started, _TEXTS.get(started.code, f"NVML does not start (code {started.code})"))
+            text = _TEXTS.get(started.code, f"NVML does not start (code {started.code})")
+            says = gateway.loader_says() if started.code == _NO_LIBRARY else ""
+            self._say_down(started, says or text)
             return False
         gateway.up = True
         self.epoch += 1

@@ -109,23 +109,28 @@ def layout(line: Line, on: Target) -> Layout | Failure:
     if isinstance(most, Failure):
         return most
     found: list[Instance] = []
+    hidden = False
     for slot in range(most):
         one = _instance(line, on, slot)
         if isinstance(one, Instance):
             found.append(one)
+        elif one is not None and one.reason is Reason.PERMISSION:
+            hidden = True  # an instance that this container was not given is no reason to leave out the others
         elif one is not None:
             return one
     fingerprint = ";".join(sorted(f"{one.gi}/{one.ci}/{one.target.uuid}" for one in found)) or "empty"
-    return Layout(fingerprint, tuple(_stamped(one, found, fingerprint) for one in found))
+    return Layout(fingerprint, tuple(_stamped(one, found, fingerprint, hidden) for one in found))
 
 
 def _current(modes: list[int]) -> int:
     return modes[0]
 
 
-def _stamped(one: Instance, all_of_them: list[Instance], fingerprint: str) -> Instance:
+def _stamped(one: Instance, all_of_them: list[Instance], fingerprint: str, hidden: bool) -> Instance:
+    """With `hidden`, instances beside these may not be seen: one that has a part of its GPU instance ("1c.3g.40gb")
+    may share it with them."""
     target = Target(one.target.uuid, one.target.gpu, one.target.handle, fingerprint)
-    shared = sum(other.gi == one.gi for other in all_of_them) > 1
+    shared = sum(other.gi == one.gi for other in all_of_them) > 1 or (hidden and "c." in one.profile)
     return Instance(target, one.gi, one.ci, one.profile, shared)
 
 

@@ -68,6 +68,8 @@ def read(line: Line, on: Target, wanted: Sequence[Field]) -> dict[Field, Value]:
 
 def _fetch(line: Line, on: Target, asked: list[Field]) -> dict[Field, Value]:
     got = _call(line, on, asked)
+    if isinstance(got, Failure) and got.reason is Reason.STALE:
+        got = line.doubt(on, got)  # some drivers refuse a field that they don't know as an invalid argument
     if not isinstance(got, Failure):
         return {field: _checked(line, on, field, *one) for field, one in zip(asked, got, strict=True)}
     if len(asked) == 1:

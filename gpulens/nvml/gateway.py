@@ -10,6 +10,7 @@ library is first loaded and not before.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import threading
 import time
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 REMEMBER_S: Final = 600.0
 """How long 'unsupported' and 'no permission' are believed before they are asked for again."""
+
+LIBRARY: Final = "libnvidia-ml.so.1"
 
 _SIZE_TRIES: Final = 3
 _UNINITIALIZED: Final = 1
@@ -173,6 +176,14 @@ class Gateway:
             self._errors = (binding.NVMLError, UnicodeDecodeError, *((mismatch,) if mismatch else ()))
             self._binding = binding
 
+    def loader_says(self) -> str:
+        """Why the library can't be loaded, in the loader's words; the binding keeps them to itself."""
+        try:
+            ctypes.CDLL(LIBRARY)
+        except OSError as error:
+            return str(error)
+        return ""
+
     def exports(self, symbol: str) -> bool:
         """Whether the driver's library has this symbol."""
         library = getattr(self._binding, "nvmlLib", None)
@@ -266,14 +277,14 @@ class Line:
         if failure is None:
             return take(result)
         if failure.code == _INVALID_ARGUMENT and on is not None and remember:
-            failure = self._doubt(on, failure)
+            failure = self.doubt(on, failure)
         if remember and on is not None:
             self.gateway.capabilities.put(on, what, failure)
         if failure.reason is not Reason.EMPTY:
             self.fresh.append(failure)
         return failure
 
-    def _doubt(self, on: Target, failure: Failure) -> Failure:
+    def doubt(self, on: Target, failure: Failure) -> Failure:
         """An invalid argument is a stale handle only if the handle does not name its device any more."""
         uuid, error = self._timed(on.gpu, "nvmlDeviceGetUUID", (on.handle,), 0.0)
         if error is None and uuid == on.uuid:

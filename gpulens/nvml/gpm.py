@@ -21,6 +21,9 @@ LONGEST_S: Final = 600.0
 METRICS: Final = (1, 2, 3, 4, 5, 10, 11, 12, 13)
 """Engine, SM, occupancy, integer pipe, any tensor, DRAM, FP64, FP32, FP16; percent."""
 
+_MOST_PERCENT: Final = 110.0
+"""A ratio of two counters may read a little above 100 and then is 100; what is further off is no reading."""
+
 _GET: Final = "nvmlGpmMetricsGet"
 _SUPPORT: Final = "nvmlGpmQueryDeviceSupport"
 _VERSION: Final = 1
@@ -85,6 +88,8 @@ class _Window:
         self._start: object = None
         self._spare: object = None
         self._since = 0.0
+        self._torn = False
+        """A reading failed since the first sample: a window from there would reach back behind that reading."""
         self._values: Values = {}
 
     def read(self, line: Line, parent: Target, on: Target, instance: int | None, owner: Windows) -> Values | Failure:
@@ -94,12 +99,14 @@ class _Window:
             return self._values or Failure(Reason.EMPTY, 0, _GET)
         sample = self._take(line, parent, on, instance)
         if isinstance(sample, Failure):
+            self._torn, self._values = True, {}
             return sample
         start, self._start, self._since = self._start, sample, now
         if start is None:
             return Failure(Reason.EMPTY, 0, _GET)
         self._spare = start
-        if length > LONGEST_S:
+        torn, self._torn = self._torn, False
+        if torn or length > LONGEST_S:
             self._values = {}
             return Failure(Reason.EMPTY, 0, _GET)
         found = _metrics(line, on, start, sample, owner)
@@ -150,7 +157,8 @@ def _value(metric: Any) -> float | Failure:  # noqa: ANN401 - a ctypes structure
     if code:
         return Failure(reason_of(code), code, _GET)
     value = float(metric.value)
-    return value if math.isfinite(value) and value >= 0 else Failure(Reason.EMPTY, 0, _GET)
+    good = math.isfinite(value) and 0 <= value <= _MOST_PERCENT
+    return min(value, 100.0) if good else Failure(Reason.EMPTY, 0, _GET)
 
 
 def _same(result: object) -> object:

@@ -67,11 +67,12 @@ class Hangs:
             return max((m.retry_at for (known, _), m in self._marks.items() if known == gpu), default=float("-inf"))
 
     def ready(self, gpu: str) -> None:
-        """The call that was waited for came back after all: try at once."""
+        """The call that was waited for came back after all: try at once, if it is the first that did so. One that comes
+        back too late each time is not to be made without a pause."""
         with self._lock:
             for (known, _), mark in self._marks.items():
                 if known == gpu:
-                    mark.retry_at = self._clock()
+                    mark.retry_at = min(mark.retry_at, self._clock() + mark.pause_s - self._first_s)
 
     def answered(self, gpu: str, call: str) -> None:
         """The call came back, whatever it said."""

@@ -15,6 +15,8 @@ from gpulens.nvml.reason import Failure, Reason
 
 UTILIZATION: Final = "nvmlDeviceGetProcessUtilization"
 _FIRST_WINDOW_US: Final = 1_000_000
+_CLOCK_SET_US: Final = 120_000_000
+"""So far ahead of what the driver says of its clock no sample of before can be."""
 
 LISTS: Final = {
     "compute": "nvmlDeviceGetComputeRunningProcesses",
@@ -101,8 +103,13 @@ class BusyWindow:
     def __init__(self) -> None:
         self._last_us = 0
 
-    def read(self, line: Line, on: Target, alive: Iterable[int]) -> dict[int, float] | Failure:
-        """pid -> share of time (0..1) of those that ran since the last reading; nothing about the others."""
+    def read(self, line: Line, on: Target, alive: Iterable[int], newest_us: int = 0) -> dict[int, float] | Failure:
+        """pid -> share of time (0..1) of those that ran since the last reading; nothing about the others.
+
+        `newest_us` is a late moment by the driver's clock; 0 where none is known.
+        """
+        if newest_us and self._last_us > newest_us + _CLOCK_SET_US:
+            self._last_us = 0  # the clock that stamps the samples was set back, or a stamp was junk
 
         def take(found: Iterable[Any]) -> list[Busy]:
             return [Busy(int(s.pid), int(s.timeStamp), int(s.smUtil)) for s in found]
@@ -112,7 +119,8 @@ class BusyWindow:
             return found
         samples = good(found, alive)
         last = max((s.stamp_us for s in samples), default=0)
-        # at first the driver's whole buffer comes: only what is of its last second belongs to now
-        since = self._last_us or max(0, last - _FIRST_WINDOW_US)
+        # at first the driver's whole buffer comes: only what is of the last second belongs to now, and the buffer may
+        # have stood still for long
+        since = self._last_us or max(0, last - _FIRST_WINDOW_US, newest_us - _FIRST_WINDOW_US)
         self._last_us = max(self._last_us, last)
         return newest(s for s in samples if s.stamp_us > since)

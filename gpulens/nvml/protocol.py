@@ -105,7 +105,7 @@ def message(body: bytes) -> Message:
     """A frame's body as a message. Raises ProtocolError."""
     try:
         found = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"no JSON: {error}") from error
     if not isinstance(found, dict):
         raise ProtocolError("a frame that is no object")

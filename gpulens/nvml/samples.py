@@ -47,6 +47,11 @@ class SampleWindow:
         self._last_us = 0
         self._empty = 0
 
+    @property
+    def newest_us(self) -> int:
+        """The newest moment seen, by the driver's clock; 0 where none was."""
+        return self._last_us
+
     def seed(self, line: Line, on: Target) -> None:
         """Forgets what is in the ring by now."""
         self._fetch(line, on)
@@ -67,7 +72,9 @@ class SampleWindow:
         found = line.ask(take, _CALL, on.handle, GPU_UTILIZATION, self._last_us, on=on, what=_CALL)
         if isinstance(found, Failure):
             self._empty += found.reason is Reason.EMPTY
-            if self._empty > _MOST_EMPTY:  # the ring always moves: the clock that stamps it was set back
+            # The ring always moves: where it stays empty, the clock that stamps it was set back. After any other
+            # failure what is in it reaches back behind the reading that failed.
+            if self._empty > _MOST_EMPTY or found.reason is not Reason.EMPTY:
                 self._last_us = self._empty = 0
             return found
         self._empty = 0

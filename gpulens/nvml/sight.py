@@ -189,7 +189,8 @@ class Sight:
         alive = self.holders()
         if isinstance(alive, Failure):
             return alive
-        found = self.board.busy.read(self.line, self.on, alive) if alive else {}
+        newest_us = self.board.samples.newest_us
+        found = self.board.busy.read(self.line, self.on, alive, newest_us) if alive else {}
         if isinstance(found, Failure):
             if found.reason is not Reason.EMPTY:
                 return found

@@ -57,8 +57,11 @@ def _scaled(value: Number, factor: float) -> Number:
     return value if isinstance(value, Failure) else value * factor
 
 
-def _percent(value: Number) -> Number:
-    return value if isinstance(value, Failure) else value / 100
+def _percent(value: Number, call: str) -> Number:
+    """A share of time by NVML's percent; more than all of it is the driver's junk."""
+    if isinstance(value, Failure):
+        return value
+    return value / 100 if 0 <= value <= 100 else Failure(Reason.ERROR, 0, call)
 
 
 def _divided(value: Number, by: int) -> Number:
@@ -79,8 +82,12 @@ def _residency(s: Sight) -> Number:
         return spread.mean / 100
     if spread.reason not in {Reason.UNSUPPORTED, Reason.EMPTY, Reason.PERMISSION}:
         return spread
+    return _rate(s, 0)
+
+
+def _rate(s: Sight, place: int) -> Number:
     rates = s.rates()
-    return rates if isinstance(rates, Failure) else rates[0] / 100
+    return rates if isinstance(rates, Failure) else _percent(rates[place], "nvmlDeviceGetUtilizationRates")
 
 
 def _residency_max(s: Sight) -> Number:
@@ -94,16 +101,15 @@ def _residency_p95(s: Sight) -> Number:
 
 
 def _copy(s: Sight) -> Number:
-    rates = s.rates()
-    return rates if isinstance(rates, Failure) else rates[1] / 100
+    return _rate(s, 1)
 
 
 def _unit(call: str) -> Callable[[Sight], Reading]:
-    return lambda s: _percent(s.first_of_pair(call))
+    return lambda s: _percent(s.first_of_pair(call), call)
 
 
 def _gpm(metric: int) -> Callable[[Sight], Reading]:
-    return lambda s: _percent(s.gpm(metric))
+    return lambda s: _divided(s.gpm(metric), 100)
 
 
 # ---- memory
@@ -133,9 +139,12 @@ def _memory_share(s: Sight) -> Number:
         return found
     if found.reserved is None or found.total <= found.reserved:
         return _NO_RESERVED
-    return found.used / (found.total - found.reserved)
+    share = found.used / (found.total - found.reserved)
+    return min(share, 1.0) if share <= _MOST_SHARE else Failure(Reason.ERROR, 0, "nvmlDeviceGetMemoryInfo")
 
 
+_MOST_SHARE: Final = 1.1
+"""A ratio may read a little above 1 and then is 1; what is further off is no reading."""
 _NO_RESERVED: Final = Failure(Reason.UNSUPPORTED, 0, "nvmlDeviceGetMemoryInfo")
 
 

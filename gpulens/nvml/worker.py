@@ -68,6 +68,7 @@ class Worker:
         self._coming: Place | None = place
         self._known = False
         self._epoch = context.number()
+        self._driver_epoch = place.epoch
         self._readings = Readings(context, uuid)
         self._board = Board(
             here=Target(uuid, uuid, place.handle),
@@ -292,7 +293,7 @@ class Worker:
         if coming is not None:
             board.here = Target(self.uuid, self.uuid, coming.handle, board.here.mig)
             if self.lost is not None or self._known:
-                self._begin_anew(line)
+                self._begin_anew(line, coming.epoch)
         self._present(line)
         index = self.place.index
         board.identity = devices.identify(line, board.here, index, board.identity)
@@ -302,10 +303,14 @@ class Worker:
             self._seed(line)
         self._known = True
 
-    def _begin_anew(self, line: Line) -> None:
+    def _begin_anew(self, line: Line, epoch: int) -> None:
         """Another life of the GPU or its driver: windows of before mean nothing, counters begin again."""
         board = self._board
-        board.windows.drop()
+        if epoch == self._driver_epoch:
+            board.windows.clear(line)
+        else:
+            board.windows.drop()
+            self._driver_epoch = epoch
         board.samples = SampleWindow()
         board.busy = BusyWindow()
         board.links = LinkSums()

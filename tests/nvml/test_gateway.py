@@ -222,6 +222,20 @@ def test_a_hung_call_is_not_made_before_its_back_off_is_over() -> None:
     assert world.hangs.of("GPU-1") is None
 
 
+def test_a_call_that_always_comes_back_too_late_is_made_ever_more_seldom() -> None:
+    """The first time it is tried again at once (a card that had to be woken), after that with a pause of its own."""
+    now = 0.0
+    hangs = Hangs(lambda: now, first_s=30, longest_s=600)
+    waits = []
+    for _ in range(7):
+        hangs.mark("GPU-1", "nvmlX")
+        now += 2
+        hangs.ready("GPU-1")
+        waits.append(hangs.retry_at("GPU-1") - now)
+        now = hangs.retry_at("GPU-1")
+    assert waits == [0, 30, 90, 210, 450, 570, 570]
+
+
 def test_a_thread_that_was_given_up_ends_when_its_call_comes_back() -> None:
     """Its answer reaches nobody, the GPU may be tried at once, and whoever counts such threads is told."""
     inside, leave = threading.Event(), threading.Event()

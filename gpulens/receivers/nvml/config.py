@@ -43,7 +43,8 @@ class NvmlConfig(ScrapeConfig):
     drop: Annotated[
         StringList,
         Field(
-            description="Metrics to leave, by name or with `*`: those that a dcgm-exporter beside this receiver reports."
+            description="Metrics to leave, by name or with `*`: those that a dcgm-exporter beside this receiver "
+            "reports."
         ),
     ] = ()
     host_proc: Annotated[

@@ -98,13 +98,12 @@ class Conversation:
         self._strikes = 0
         self._trouble = "the NVML process has not started yet"
         self._told = asyncio.Event()
-        self.born_ns = 0
-        self._born_s = self._told_s = 0.0
+        self.born_s = self._told_s = 0.0
         self._hang_pause_s = 0.0
         self._hung_here: set[tuple[str, str]] = set()
         self.driver: Driver | None = None
         self.hung: set[tuple[str, str]] = set()
-        self._read_at: dict[str, int] = {}
+        self._read_at: dict[str, float] = {}
         self.changed = asyncio.Event()
         self.xids: list[Xid] = []
         self.tell: Callable[[Message], None] = lambda _message: None
@@ -152,7 +151,7 @@ class Conversation:
 
     def _ask(self, tier: Tier) -> _Pending:
         tick = next(self._ticks)
-        pending = _Pending(Answer(tier, self._clock.now_ns()), asyncio.get_running_loop().create_future(), tick)
+        pending = _Pending(Answer(tier, self._clock.monotonic()), asyncio.get_running_loop().create_future(), tick)
         self._pending[tick] = pending
         self.tell({"do": str(Do.READ), "tick": tick, "tier": str(tier)})
         return pending
@@ -193,7 +192,7 @@ class Conversation:
             self.give_up(explain(driver.reason, driver.code, driver.text))
 
     def _age_s(self) -> float:
-        return self._clock.monotonic() - self._born_s
+        return self._clock.monotonic() - self.born_s
 
     def _strike(self, limit_s: float) -> None:
         self._strikes += 1
@@ -212,8 +211,7 @@ class Conversation:
     def began(self) -> Message:
         """What a new process is told first."""
         self._generation += 1
-        self.born_ns = self._clock.now_ns()
-        self._born_s = self._clock.monotonic()
+        self.born_s = self._clock.monotonic()
         self._hung_here.clear()
         self._read_at.clear()  # its windows begin with it
         self._alive = True
@@ -302,13 +300,13 @@ class Conversation:
             codes.add(whole(code))
         epoch = (self._generation, whole(message.get("epoch") or 0))
         pending = self._pending.get(whole(message["tick"]))
-        since_ns = self._read_at.get(shape.gpu, 0)
+        since_s = self._read_at.get(shape.gpu)
         if shape.tier is Tier.FAST:
             # An answer that came too late still moved the windows that the next one covers.
-            self._read_at[shape.gpu] = self._clock.now_ns() if pending is None else pending.answer.asked_ns
+            self._read_at[shape.gpu] = self._clock.monotonic() if pending is None else pending.answer.asked_s
         if pending is not None:
             self._hang_pause_s = 0.0
-            reading = Reading(shape, values, epoch, frozenset(codes), since_ns)
+            reading = Reading(shape, values, epoch, frozenset(codes), since_s)
             pending.answer.readings[shape.gpu] = reading
             pending.settle()
 

@@ -50,8 +50,8 @@ class Reading:
     values: Numbers
     epoch: tuple[int, int]
     codes: frozenset[int]
-    since_ns: int
-    """When the reading of activity before this one was asked for; 0 where this process gave none."""
+    since_s: float | None
+    """When the reading of activity before this one was asked for (monotonic); None where this process gave none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,8 @@ class Answer:
     """What came for a tick. `missing` are GPUs that were asked and said nothing in time."""
 
     tier: Tier
-    asked_ns: int
+    asked_s: float
+    """Monotonic: the clock of the day may be set between two ticks."""
     gpus: tuple[str, ...] = ()
     readings: dict[str, Reading] = field(default_factory=dict)
     silences: dict[str, Silence] = field(default_factory=dict)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from gpulens.nvml.protocol import Message, Tier
+from gpulens.nvml.reason import Reason
 from gpulens.nvml.table import BY_KEY
 from gpulens.pipeline.catalogue import metric
 from gpulens.pipeline.clock import Clock
@@ -25,10 +26,10 @@ from gpulens.receivers.nvml.config import NvmlConfig
 from gpulens.receivers.nvml.conversation import Conversation
 from gpulens.receivers.nvml.device_status import DeviceStatus
 from gpulens.receivers.nvml.health import Health
-from gpulens.receivers.nvml.messages import Answer, Attrs
+from gpulens.receivers.nvml.messages import Answer, Attrs, Reading
 from gpulens.receivers.nvml.process import COMMAND, Start, environment, starter
 from gpulens.receivers.nvml.supervisor import Supervisor
-from gpulens.receivers.nvml.xid_totals import XidTotals, before_batch, log_records
+from gpulens.receivers.nvml.xid_totals import MOST_RECORDS, XidTotals, before_batch, log_records
 
 SOURCE: Final = "nvml"
 TIER_NAMES: Final[Mapping[Tier, str]] = {
@@ -66,7 +67,20 @@ class Node:
                 return found
         return None
 
-    def forget_all_but(self, gpus: Sequence[str]) -> None:
+    def away(self, answer: Answer) -> frozenset[str]:
+        """Known GPUs that are not listed by name while the driver counts one that it does not hand out: a process that
+        began after a GPU was lost does not know its name."""
+        driver = self.conversation.driver
+        if driver is None or not driver.unreachable:
+            return frozenset()
+        return frozenset(gpu for each in self.assemblies.values() for gpu in each.gpus if gpu not in answer.gpus)
+
+    def is_one_lost(self) -> bool:
+        """Whether one of those that can't be reached fell off the bus."""
+        driver = self.conversation.driver
+        return driver is not None and any(why == Reason.LOST for _, why in driver.unreachable)
+
+    def forget_all_but(self, gpus: Collection[str]) -> None:
         """GPUs that the driver does not list any more are gone, with all that was known of them."""
         for assembly in self.assemblies.values():
             for gpu in set(assembly.gpus).difference(gpus):
@@ -99,26 +113,29 @@ class TierScraper:
         self._limit_s = limit_s
         self._lock = asyncio.Lock()
         self._assembly = node.assemblies[tier]
-        self._asked_ns = 0
+        self._asked_s: float | None = None
         self._made: dict[str, tuple[Sequence[Extra], Sequence[Extra], Extras]] = {}
+        self._identities: dict[str, Reading] = {}
         self._visible = Series(metric("gpu.process.visible"), {"gpu.source": node.source})
 
     async def scrape(self, now_ns: int) -> Scraped:
         """Asks all GPUs. Points carry the time at which their batch is put together. Raises ScrapeError."""
         node = self._node
         async with self._lock:
-            previous_ns, self._asked_ns = self._asked_ns, node.clock.now_ns()
+            previous_s, self._asked_s = self._asked_s, node.clock.monotonic()
             answer = await node.conversation.read(self._tier, self._limit_s)
+            away = node.away(answer)
             for gpu, reading in answer.readings.items():
                 self._assembly.take(gpu, reading)
             node.note(answer)
             if self._tier is Tier.FAST:
-                return self._activity(answer, previous_ns or node.conversation.born_ns)
+                return self._activity(answer, away, node.conversation.born_s if previous_s is None else previous_s)
             if self._tier is Tier.ERRORS:
                 for gpu, reading in answer.readings.items():
                     node.status.learn_errors(gpu, reading)
             if self._tier is Tier.INVENTORY:
-                node.forget_all_but(answer.gpus)
+                node.forget_all_but({*answer.gpus, *away})
+                return self._inventory(answer, away)
             head = self._head() if self._tier is Tier.PROCESSES else NO_EXTRAS
             return Scraped(self._assembly.batch(answer.readings, {}, node.clock.now_ns(), head=head))
 
@@ -129,7 +146,14 @@ class TierScraper:
         driver = self._node.conversation.driver
         return Extras([Extra(self._visible, int(driver is not None and driver.pids))])
 
-    def _activity(self, answer: Answer, previous_ns: int) -> Scraped:
+    def _inventory(self, answer: Answer, away: Collection[str]) -> Scraped:
+        """Who a GPU is stays known while it is away."""
+        known = {**self._identities, **answer.readings}
+        self._identities = {gpu: each for gpu, each in known.items() if gpu in self._assembly.gpus}
+        told = {gpu: each for gpu, each in self._identities.items() if gpu in answer.readings or gpu in away}
+        return Scraped(self._assembly.batch(told, {}, self._node.clock.now_ns()))
+
+    def _activity(self, answer: Answer, away: Collection[str], previous_s: float) -> Scraped:
         node, now_ns = self._node, self._node.clock.now_ns()
         extras: dict[str, Extras] = {}
         zeros: list[Extra] = []
@@ -139,7 +163,7 @@ class TierScraper:
         for gpu in self._assembly.gpus:
             device = node.device(gpu) or {"hw.id": gpu}
             silence = answer.silences.get(gpu)
-            lost = silence is not None and silence.is_lost
+            lost = silence.is_lost if silence is not None else gpu in away and node.is_one_lost()
             reading = answer.readings.get(gpu)
             node.xids.see(gpu, now_ns)
             counted = node.xids.extras(gpu, device)
@@ -150,12 +174,16 @@ class TierScraper:
                 zeros += node.xids.zeros(gpu, counted)
                 made = self._made[gpu] = (counted, state, Extras((*counted, *state)))
             extras[gpu] = made[2]
-        gaps = frozenset(gpu for gpu, each in answer.readings.items() if 0 < each.since_ns < previous_ns)
+        since = {gpu: each.since_s for gpu, each in answer.readings.items() if each.since_s is not None}
+        gaps = frozenset(gpu for gpu, since_s in since.items() if since_s < previous_s)
         batch = self._assembly.batch(answer.readings, extras, now_ns, gaps=gaps)
-        events = log_records(node.resource, node.scope, node.conversation.take_xids())
+        xids = node.conversation.take_xids()
+        if len(xids) > MOST_RECORDS:
+            node.telemetry.count("gpulens_nvml_events_dropped", len(xids) - MOST_RECORDS, receiver=node.source)
+        events = log_records(node.resource, node.scope, xids)
         return Scraped(
             replace(batch, events=events) if events else batch,
-            window_s=max(now_ns - previous_ns, 0) / 1e9,
+            window_s=node.clock.monotonic() - previous_s,
             before=before_batch(node.resource, node.scope, self._stream, zeros),
         )
 

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Final
 
 _NO_LIBRARY: Final = (
-    "libnvidia-ml.so.1 was not found: mount the folder of the driver's libraries into the container and name it in "
-    "'library_path' (GKE: hostPath /home/kubernetes/bin/nvidia at /usr/local/nvidia, library_path "
+    "libnvidia-ml.so.1 could not be loaded: mount the folder of the driver's libraries into the container and name it "
+    "in 'library_path' (GKE: hostPath /home/kubernetes/bin/nvidia at /usr/local/nvidia, library_path "
     "/usr/local/nvidia/lib64); elsewhere the container toolkit mounts it with NVIDIA_DRIVER_CAPABILITIES=utility"
 )
 

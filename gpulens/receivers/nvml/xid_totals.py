@@ -19,6 +19,8 @@ from gpulens.receivers.nvml.assembly import Extra
 from gpulens.receivers.nvml.messages import Attrs, Xid
 
 EVENT_NAME = "gpu.xid"
+MOST_RECORDS = 1000
+"""A storm of XIDs is counted whole; as records no more than this leave in a tick, or a receiver refuses the message."""
 _LEAD_NS = 1_000_000
 """The 0 of a new code is that much older than its first 1 at least."""
 
@@ -96,13 +98,13 @@ def before_batch(node: Resource, scope: Scope, stream: str, zeros: Iterable[Extr
     )
 
 
-def log_records(node: Resource, scope: Scope, xids: Iterable[Xid]) -> tuple[bytes, ...]:
-    """The events as one encoded OTLP ResourceLogs message; nothing where there are none."""
+def log_records(node: Resource, scope: Scope, xids: Sequence[Xid]) -> tuple[bytes, ...]:
+    """The first `MOST_RECORDS` events as one encoded OTLP ResourceLogs message; nothing where there are none."""
     message = ResourceLogs()
     write_attributes(node.attributes, message.resource)
     records = message.scope_logs.add()
     records.scope.name = scope.name
-    for xid in xids:
+    for xid in xids[:MOST_RECORDS]:
         _write(xid, records.log_records.add())
     return (message.SerializeToString(),) if records.log_records else ()
 

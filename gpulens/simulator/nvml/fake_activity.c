@@ -122,6 +122,7 @@ API unsigned int nvmlGpmSampleAlloc(GpmSample **out) {
 }
 
 API unsigned int nvmlGpmSampleFree(GpmSample *sample) {
+    ENTER_SYSTEM();
     free(sample);
     return FN_SUCCESS;
 }
