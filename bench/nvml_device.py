@@ -24,6 +24,7 @@ from gpulens.nvml.gateway import BindingError, Line
 from gpulens.nvml.protocol import Tier
 from gpulens.nvml.reason import Failure
 
+LIBRARY = "libnvidia-ml.so.1"
 LIMIT_S = 240.0
 LATENCY_LIMIT_S = 12.0
 BUSY_LIMIT_S = 4.0
@@ -133,6 +134,9 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=PAUSE_S, help="seconds between two readings of the child")
     args = parser.parse_args()
     if args.library_path is not None:
+        if not (args.library_path / LIBRARY).exists():
+            print(f"--library-path {args.library_path}: there is no {LIBRARY} in it", file=sys.stderr)
+            return 1
         _with_library(args.library_path)
     begin = time.monotonic()
     report = Report("NVML on a GPU", args.output)

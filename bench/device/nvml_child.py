@@ -7,6 +7,7 @@ import select
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,10 +28,12 @@ class Child:
     """`python -m gpulens.nvml` and its pipes."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
+        self._said = tempfile.TemporaryFile()  # what it tells people is of interest only where it fails
         self._process = subprocess.Popen(
             [sys.executable, "-m", "gpulens.nvml"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._said,
             env={**environment, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
         )
         self._held = b""
@@ -65,10 +68,14 @@ class Child:
                 raise ChildError("no answer in time")
             more = os.read(source, 1 << 16)
             if not more:
-                raise ChildError(f"the child ended with {self._process.wait(_STOP_S)}")
+                raise ChildError(f"the child ended with {self._process.wait(_STOP_S)}: {self._last_words()}")
             self._held += more
         taken, self._held = self._held[:count], self._held[count:]
         return taken
+
+    def _last_words(self) -> str:
+        self._said.seek(0)
+        return self._said.read().decode("utf-8", "replace").strip().rpartition("\n")[2] or "it said nothing"
 
     def read(self, tier: Tier, limit_s: float = 10.0) -> tuple[float, list[Message]]:
         """(seconds until the last GPU answered, the answers). Raises ChildError."""
@@ -103,6 +110,7 @@ class Child:
         except (subprocess.TimeoutExpired, BrokenPipeError, ValueError):
             self._process.kill()
             self._process.communicate()
+        self._said.close()
         return time.monotonic() - begin
 
 

@@ -17,6 +17,7 @@ from gpulens.config.nodes import Broken, Entry, MapNode, Position, Scalar, becau
 from gpulens.config.pipelines import Pipelines, read_pipelines, read_references, without_positions
 from gpulens.config.rules import (
     check_destinations,
+    check_extensions,
     warn_of_aliases,
     warn_of_missing_allocations,
     warn_of_repetitions,
@@ -51,6 +52,7 @@ def resolve(document: Document, lookup: ComponentLookup) -> ServiceConfig:
     service = _read_service(root, sections, lookup, report)
     check_connectors(service.pipelines, sections, lookup, report)
     check_destinations(service.pipelines, sections, report)
+    check_extensions(service.pipelines, service.extensions, sections, report)
     if problems := report.problems():
         raise ConfigError(problems)
     warn_of_aliases(sections, report)

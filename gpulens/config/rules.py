@@ -5,10 +5,13 @@ Invariant: a destination gets each derived series from one writer (two would ove
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpulens.config.decode import Report, join_path
 from gpulens.config.ids import ComponentID, Kind, PipelineID, Signal
 from gpulens.config.pipelines import Pipeline, Pipelines
-from gpulens.config.sections import Sections
+from gpulens.config.sections import Declared, Sections
+from gpulens.config.suggest import closest
 
 
 def check_destinations(pipelines: Pipelines, sections: Sections, report: Report) -> None:
@@ -22,6 +25,48 @@ def check_destinations(pipelines: Pipelines, sections: Sections, report: Report)
             _check_writer(exporter, pipeline_id.signal, writers, sections, report)
             if derives and exporter in sections.of(Kind.EXPORTERS):
                 _check_deriver(exporter, pipeline_id, pipeline, derivers, report)
+
+
+def check_extensions(pipelines: Pipelines, running: Sequence[ComponentID], sections: Sections, report: Report) -> None:
+    """Reports each component of a pipeline that needs an extension which would not run."""
+    if Kind.EXTENSIONS in sections.unreadable:
+        return
+    used = {
+        (kind, reference.id)
+        for pipeline in pipelines.values()
+        for kind, references in pipeline.references.items()
+        for reference in references
+    }
+    for kind in (Kind.RECEIVERS, Kind.PROCESSORS, Kind.EXPORTERS):
+        for declared in sections.of(kind).values():
+            if (kind, declared.id) in used and declared.config is not None:
+                for path, extension in declared.config.needs_extensions():
+                    _check_extension(kind, declared, path, extension, running, sections, report)
+
+
+def _check_extension(
+    kind: Kind,
+    declared: Declared,
+    path: str,
+    extension: str,
+    running: Sequence[ComponentID],
+    sections: Sections,
+    report: Report,
+) -> None:
+    wanted = ComponentID.parse(extension)
+    if wanted in running:
+        return
+    known = sections.of(Kind.EXTENSIONS)
+    if wanted in known:
+        message = f"needs extension \"{wanted}\", which is not listed in 'service::extensions'"
+        hint = ""
+    else:
+        message = (
+            f"needs extension \"{wanted}\", which is not configured: write it under 'extensions' and list it in"
+            " 'service::extensions'"
+        )
+        hint = closest(str(wanted), [str(each) for each in known])
+    report.add(declared.place(path), join_path(kind.value, str(declared.id), path), message, hint)
 
 
 def warn_of_aliases(sections: Sections, report: Report) -> None:
@@ -51,11 +96,7 @@ def warn_of_repetitions(pipelines: Pipelines, report: Report) -> None:
 def warn_of_missing_allocations(pipelines: Pipelines, sections: Sections, report: Report) -> None:
     """A warning for each pipeline that joins owners without anyone who tells them."""
     for pipeline_id, pipeline in pipelines.items():
-        receivers = [reference.id for reference in pipeline.of(Kind.RECEIVERS)]
-        fed = any(
-            receiver in sections.of(Kind.CONNECTORS) or _has(sections, Kind.RECEIVERS, receiver, "allocation_source")
-            for receiver in receivers
-        )
+        fed = _is_fed([reference.id for reference in pipeline.of(Kind.RECEIVERS)], sections)
         for reference in pipeline.of(Kind.PROCESSORS):
             if not fed and _has(sections, Kind.PROCESSORS, reference.id, "needs_allocation_source"):
                 message = (
@@ -63,6 +104,16 @@ def warn_of_missing_allocations(pipelines: Pipelines, sections: Sections, report
                     "none of its receivers says who holds which GPU, so every series stays without an owner"
                 )
                 report.warn(reference.at, join_path("service::pipelines", str(pipeline_id)), message)
+
+
+def _is_fed(receivers: Sequence[ComponentID], sections: Sections) -> bool:
+    """Whether one of a pipeline's receivers, or two of them together, say who holds what."""
+    if any(receiver in sections.of(Kind.CONNECTORS) for receiver in receivers):
+        return True
+    found = [declared for each in receivers if (declared := sections.of(Kind.RECEIVERS).get(each)) is not None]
+    configs = [declared.config for declared in found if declared.config is not None]
+    types = {declared.type for declared in found}
+    return any(config.tells_owners() or config.names_owners_for & types for config in configs)
 
 
 def _has(sections: Sections, kind: Kind, component_id: ComponentID, trait: str) -> bool:

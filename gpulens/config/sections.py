@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gpulens.config.decode import Report, decode, expected_map, join_path
 from gpulens.config.ids import ComponentID, Kind
-from gpulens.config.nodes import Entry, MapNode, Position
+from gpulens.config.nodes import PATH_DELIMITER, Entry, MapNode, Position
 from gpulens.config.service import ComponentLookup
 from gpulens.config.suggest import closest
 from gpulens.config.types import ComponentConfig
@@ -21,13 +21,25 @@ from gpulens.pipeline.errors import StartError
 @dataclass(frozen=True, slots=True)
 class Declared:
     """A component as the document names it. `type` is canonical and empty when unknown; `config` is None when
-    wrong."""
+    wrong; `written` is its block."""
 
     id: ComponentID
     at: Position
     type: str = ""
     alias: bool = False
     config: ComponentConfig | None = None
+    written: Entry | None = None
+
+    def place(self, path: str) -> Position:
+        """Where a key of its block stands; of one that is not written the nearest block around it."""
+        entry = self.written
+        if entry is None:
+            return self.at
+        for key in path.split(PATH_DELIMITER):
+            if not isinstance(entry.node, MapNode) or key not in entry.node.entries:
+                break
+            entry = entry.node.entries[key]
+        return entry.key_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +124,7 @@ def _read_component(
         report.add(at, kind.value, str(error))
         return Declared(component_id, at)
     config = decode(entry, join_path(kind.value, str(component_id)), model, report)
-    return Declared(component_id, at, canonical, is_alias, config)
+    return Declared(component_id, at, canonical, is_alias, config, entry)
 
 
 def _check_ambiguous(sections: Sections, report: Report) -> None:

@@ -91,6 +91,8 @@ class ComponentConfig(Block):
     """Makes series of its own (idle): two pipelines that do so may not write into one exporter."""
     allocation_source: ClassVar[bool] = False
     """A receiver that says who holds which device."""
+    names_owners_for: ClassVar[frozenset[str]] = frozenset()
+    """Types of receivers that say who holds which device where this receiver is in the pipeline, too."""
     needs_allocation_source: ClassVar[bool] = False
     """A processor that has nothing to join without one; `resolve` warns."""
 
@@ -98,6 +100,15 @@ class ComponentConfig(Block):
         """What this exporter writes to (endpoint, project, path); two exporters of one signal may not share
         it."""
         return None
+
+    def tells_owners(self) -> bool:
+        """Whether a receiver with this configuration says who holds which device."""
+        return self.allocation_source
+
+    def needs_extensions(self) -> tuple[tuple[str, str], ...]:
+        """Extensions without which this block can't start: (path of the key that names it, as in
+        `discovery::observer`; the extension's id)."""
+        return ()
 
 
 class OptionalMark:

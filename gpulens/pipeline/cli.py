@@ -205,7 +205,10 @@ def _demo(arguments: argparse.Namespace, _: Mapping[str, str]) -> int:
 
     _refuse_slow_protobuf()
     if arguments.record:
-        Path(arguments.record).mkdir(parents=True, exist_ok=True)
+        try:
+            Path(arguments.record).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StartError(f"--record {arguments.record}: no such folder can be made: {error.strerror}") from error
     asyncio.run(
         demo(
             arguments.duration,
@@ -229,13 +232,16 @@ def _simulate(arguments: argparse.Namespace, _: Mapping[str, str]) -> int:
 
 
 def _replay(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    from gpulens.pipeline.replay import replay_config
+    from gpulens.pipeline.replay import check_read, check_readable, replay_config
 
     config, registry = _load(arguments, environ)
     replayed = replay_config(config, registry, arguments.input, arguments.output, arguments.pipeline)
+    check_readable(arguments.input)  # before the output is opened, which empties it
 
     async def run() -> None:
-        await serve(_service(replayed, registry, environ))
+        service = _service(replayed, registry, environ)
+        await serve(service)
+        check_read(service.telemetry, arguments.input)
 
     asyncio.run(run())
     return 0

@@ -188,6 +188,9 @@ class DiscoveringPageConfig(PageScrapeConfig):
             raise ValueError("'discovery' needs a selector and a port: there is no pod that it could mean without them")
         return self
 
+    def needs_extensions(self) -> tuple[tuple[str, str], ...]:
+        return () if self.discovery is None else (("discovery::observer", self.discovery.observer),)
+
     def where(self) -> str:
         """The page's address, or the pods among which its own is looked for."""
         return self.endpoint or f"the pod on this node that matches {'; or '.join(map(str, self.targets()))}"

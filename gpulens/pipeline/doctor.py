@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from gpulens.config import ServiceConfig
-from gpulens.config.ids import Kind
+from gpulens.config.ids import ComponentID, Kind
 from gpulens.config.service import ComponentEntry
-from gpulens.pipeline import doctor_driver, doctor_node, doctor_nvml
-from gpulens.pipeline.doctor_nvml import Answer
+from gpulens.pipeline import doctor_driver, doctor_node, doctor_nvml, doctor_report
+from gpulens.pipeline.doctor_nvml import Answer, Dcgm
 from gpulens.pipeline.doctor_report import Finding, Need, Report, Verdict
 from gpulens.pipeline.scrape_client import DEFAULT_MAX_PAGE_BYTES, HttpPages, PageScrapeConfig
 
@@ -60,10 +60,11 @@ async def examine(around: Surroundings, config: ServiceConfig | None = None) -> 
         deadline_s=around.nvml_deadline_s,
         window_s=around.nvml_window_s,
     )
-    answer, sockets, pods_api, pages, metadata = await asyncio.gather(
+    observers = _observers(config)
+    answer, sockets, watches, pages, metadata = await asyncio.gather(
         asking,
         _all(_sockets(around, receivers)),
-        doctor_node.pods_api(around.root, deadline_s=around.list_deadline_s),
+        _all(_watches(around, observers)),
         _all(_pages(around, receivers, has_config=config is not None)),
         doctor_node.gke_metadata(around.environ, around.metadata_deadline_s),
     )
@@ -76,18 +77,18 @@ async def examine(around: Surroundings, config: ServiceConfig | None = None) -> 
         binding.finding,
         doctor_driver.versions(around.root, library.version, binding.driver, str(answer.driver.get("driver") or "")),
         doctor_nvml.nvml(answer),
-        *doctor_nvml.gpus(answer, _metric_of()),
+        *doctor_nvml.gpus(answer, _metric_of(), _dcgm(receivers, pages)),
         doctor_driver.visibility(_every_process(around, answer)),
         *sockets,
-        pods_api,
+        *watches,
         *pages,
         metadata,
         *doctor_node.kubernetes(around.root, around.environ, config.node if config else ""),
     )
     has_gpu = hardware.ok or nodes.ok or bool(answer.gpus)
-    needs = _needs(findings, answer) if config is None else _needs_of(receivers, findings, answer)
+    needs = _needs(findings, answer) if config is None else _needs_of(receivers, observers, findings, answer)
     note = "" if has_gpu else "This machine has no NVIDIA GPU that can be seen."
-    return Report(findings, tuple(needs), note)
+    return Report(doctor_report.settled(findings, needs), tuple(needs), note)
 
 
 async def _all(work: Sequence[Awaitable[Finding]]) -> list[Finding]:
@@ -164,36 +165,106 @@ async def _page(entry: ComponentEntry, settings: PageScrapeConfig, deadline_s: f
     return await check(pages, settings.endpoint, what, deadline_s)
 
 
+def _observers(config: ServiceConfig | None) -> list[ComponentEntry]:
+    """The extensions that would run and watch pods."""
+    if config is None:
+        return []
+    entries = (config.components.get((Kind.EXTENSIONS, each)) for each in config.extensions)
+    return [entry for entry in entries if entry is not None and entry.type == "k8s_observer"]
+
+
+def _watches(around: Surroundings, observers: Sequence[ComponentEntry]) -> list[Awaitable[Finding]]:
+    """Who tells each of the config's observers of pods; without one, whether the kubelet would."""
+    if not observers:
+        return [doctor_node.pods_api(around.root, deadline_s=around.list_deadline_s)]
+    return [_watch(around, entry) for entry in observers]
+
+
+async def _watch(around: Surroundings, entry: ComponentEntry) -> Finding:
+    """Asks as the observer would: the kubelet's socket, else the API server, as far as its `source` allows."""
+    what = _line(entry)
+    source, problems, fixes = _text(entry, "source"), [], []
+    if source != "kubernetes":
+        paths: object = getattr(entry.config, "socket_paths", ())
+        named = tuple(map(str, paths)) if isinstance(paths, tuple) else ()
+        usual = _text(entry, "kubelet_endpoint").endswith(doctor_node.PODS_API[0])
+        root = around.root if usual else Path("/")
+        kubelet = await doctor_node.pods_api(root, named, around.list_deadline_s)
+        if kubelet.ok:
+            return Finding(what, what, Verdict.OK, f"pods by the kubelet: {kubelet.finding}", facts=kubelet.facts)
+        problems.append(f"{' and '.join(named)}: {kubelet.finding}")
+        fixes.append("mount the folder of the kubelet's Pods API (Kubernetes 1.37)")
+    if source != "kubelet":
+        way, problem = await doctor_node.api_server(
+            around.root,
+            around.environ,
+            _text(entry, "endpoint"),
+            _text(entry, "kubeconfig"),
+            around.page_deadline_s,
+        )
+        if way:
+            return Finding(what, what, Verdict.OK, f"pods by {way}")
+        problems.append(f"the API server: {problem}")
+        fixes.append("give a way to the API server (service account, kubeconfig or endpoint)")
+    return Finding(
+        what, what, Verdict.MISSING, "no way to this node's pods: " + "; ".join(problems), ", or ".join(fixes)
+    )
+
+
+def _line(entry: ComponentEntry) -> str:
+    return f"extension {entry.id}"
+
+
+def _text(entry: ComponentEntry, key: str) -> str:
+    given: object = getattr(entry.config, key, "")
+    return given if isinstance(given, str) else ""
+
+
+def _dcgm(receivers: Sequence[ComponentEntry], pages: Sequence[Finding]) -> Dcgm:
+    """What is known of SM activity by a dcgm-exporter."""
+    told = [each.facts["profiling"] for each in pages if "profiling" in each.facts]
+    if any(told):
+        return Dcgm.TELLS
+    asked = {each.check for each in pages if "profiling" in each.facts}
+    if any(entry.type == "dcgm" and f"receiver {entry.id}" not in asked for entry in receivers):
+        return Dcgm.UNSEEN
+    return Dcgm.PLAIN if told else Dcgm.NONE
+
+
 # --- what is needed ----------------------------------------------------------------------------------------------
+
+_NVML: Final = "NVML"
+_NVML_CAUSES: Final = ("GPUs", "device nodes", "driver library", "Python binding", "driver")
+"""Findings that say why NVML does not work."""
 
 
 def _needs(findings: Sequence[Finding], answer: Answer) -> list[Need]:
     page = any(each.check == "dcgm-exporter" and each.facts.get("gpus") for each in findings)
     reads = "" if (answer.up and answer.gpus) or page else "neither NVML nor a dcgm-exporter on this host shows a GPU"
     return [
-        Need("a reader of the GPUs (NVML or dcgm-exporter)", reads),
-        Need("who holds them (Pod Resources)", _lacking(findings, "pod-resources")),
+        Need("a reader of the GPUs", reads, (_NVML, doctor_node.EXPORTER), _NVML_CAUSES),
+        Need("who holds them", _lacking(findings, "pod-resources"), (doctor_node.OWNERS,)),
     ]
 
 
-def _needs_of(receivers: Sequence[ComponentEntry], findings: Sequence[Finding], answer: Answer) -> list[Need]:
+def _needs_of(
+    receivers: Sequence[ComponentEntry],
+    observers: Sequence[ComponentEntry],
+    findings: Sequence[Finding],
+    answer: Answer,
+) -> list[Need]:
+    watching = {entry.id: _line(entry) for entry in observers}
     needs = []
     for entry in receivers:
         what = f"receiver {entry.id}"
         if entry.type == "nvml":
-            needs.append(Need(what, "" if answer.up and answer.gpus else "NVML shows no GPU"))
+            reason = "" if answer.up and answer.gpus else "NVML shows no GPU"
+            needs.append(Need(what, reason, (_NVML,), _NVML_CAUSES))
         elif entry.type == "pod_resources" or (isinstance(entry.config, PageScrapeConfig) and entry.config.endpoint):
-            needs.append(Need(what, _lacking(findings, what)))
-        elif entry.type == "k8s_pods" or getattr(entry.config, "discovery", None) is not None:
-            needs.append(Need(what, _no_pods(findings)))
+            needs.append(Need(what, _lacking(findings, what), (what,)))
+        lines = [watching.get(ComponentID.parse(each), "") for _, each in entry.config.needs_extensions()]
+        needs += [Need(what, _lacking(findings, line), (line,)) for line in lines if line]
     return needs
-
-
-def _no_pods(findings: Sequence[Finding]) -> str:
-    """Why this node's pods can't be known: k8s_observer takes the kubelet's Pods API or else the API server."""
-    if any(each.check == "pods-api" and each.ok for each in findings):
-        return ""
-    return _lacking(findings, "service-account") or _lacking(findings, "kubernetes-client")
 
 
 def _lacking(findings: Sequence[Finding], check: str) -> str:

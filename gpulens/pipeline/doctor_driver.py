@@ -13,17 +13,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from gpulens.nvml.places import CONTAINER_FOLDER, HOST_FOLDER, LIBRARY_FOLDERS
 from gpulens.nvml.protocol import Json
 from gpulens.pipeline.doctor_report import Finding, Verdict
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 
-KNOWN_FOLDERS: Final = ("/usr/local/nvidia/lib64", "/home/kubernetes/bin/nvidia/lib64")
-"""Where GKE puts the driver's libraries, in the container and on the host; the loader does not look there by itself."""
-
 _MOUNT_FIX: Final = (
-    "on GKE mount the host's folder /home/kubernetes/bin/nvidia at /usr/local/nvidia (hostPath) and set"
-    " LD_LIBRARY_PATH=/usr/local/nvidia/lib64; elsewhere install the NVIDIA driver and, in a container, use the"
+    f"on GKE mount the host's folder {HOST_FOLDER} at {CONTAINER_FOLDER} (hostPath) and set"
+    f" LD_LIBRARY_PATH={LIBRARY_FOLDERS[0]}; elsewhere install the NVIDIA driver and, in a container, use the"
     " NVIDIA runtime (runtimeClassName: nvidia, NVIDIA_VISIBLE_DEVICES=all, NVIDIA_DRIVER_CAPABILITIES=utility)"
 )
 
@@ -164,7 +162,7 @@ def driver_library(root: Path, environ: Mapping[str, str], more: Sequence[str] =
         ("LD_LIBRARY_PATH", path),
         ("the loader's cache", _cached(root)),
         ("the loader's folders", _LOADER_FOLDERS),
-        ("where GKE puts it", KNOWN_FOLDERS),
+        ("where GKE puts it", LIBRARY_FOLDERS),
     ):
         for folder in folders:
             file = below(root, folder) / LIBRARY
@@ -233,7 +231,7 @@ def binding(python_path: Sequence[str]) -> Binding:
                 "Python binding",
                 Verdict.MISSING,
                 "nvidia-ml-py (module pynvml) is not installed",
-                "pip install 'gpulens[nvidia]'",
+                "pip install '.[nvidia]' in gpulens's checkout",
                 facts,
             ),
         )

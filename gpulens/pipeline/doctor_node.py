@@ -85,6 +85,8 @@ async def pod_resources(
 
 def _mount(shown: str) -> str:
     folder = Path(shown).parent
+    if folder == Path("/"):
+        return "put the socket into a folder of its own, which can be mounted (hostPath), and name it there"
     return f"mount the host's directory {folder} (hostPath), not the socket file: each kubelet start makes a new one"
 
 
@@ -190,7 +192,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 async def pods_api(root: Path, paths: Sequence[str] = PODS_API, deadline_s: float = LIST_DEADLINE_S) -> Finding:
-    """Whether the kubelet serves its Pods API; without it pods are watched through the API server."""
+    """Whether the kubelet serves its Pods API at one of these paths below `root`; without it pods are watched through
+    the API server."""
     check, what = "pods-api", "kubelet Pods API"
     fix = "nothing to do: where this is not served (before Kubernetes 1.37) k8s_observer asks the API server"
     for shown in paths:
@@ -206,7 +209,44 @@ async def pods_api(root: Path, paths: Sequence[str] = PODS_API, deadline_s: floa
             text = f"{shown} is there, but takes no connection ({type(error).__name__})"
             return Finding(check, what, Verdict.WARN, text, "mount its directory (hostPath), not the socket file")
         return Finding(check, what, Verdict.OK, f"{shown} takes connections", facts={"path": shown})
-    return Finding(check, what, Verdict.MISSING, "not served on this node (optional)", fix)
+    return Finding(check, what, Verdict.MISSING, "not served on this node", fix)
+
+
+async def api_server(
+    root: Path, environ: Mapping[str, str], endpoint: str, kubeconfig: str, deadline_s: float = PAGE_DEADLINE_S
+) -> tuple[str, str]:
+    """(how an observer would reach the API server, why it can't); one of them is empty.
+
+    An `endpoint` is asked for its version. A service account and a kubeconfig are only looked for: asking with them
+    would need their credentials and TLS.
+    """
+    if not has_client():
+        return "", "lightkube is not installed: pip install '.[k8s]' in gpulens's checkout"
+    if endpoint:
+        said = await _asked(f"{endpoint.rstrip('/')}/version", deadline_s)
+        return ("", f"{endpoint}: {said}") if said else (f"the API server at {endpoint}", "")
+    if kubeconfig:
+        readable = os.access(kubeconfig, os.R_OK)
+        return (f"the API server of {kubeconfig}", "") if readable else ("", f"{kubeconfig} can't be read")
+    if (account := _service_account(root, environ)).ok:
+        return "the API server, by the service account", ""
+    path = environ.get("KUBECONFIG") or f"{environ.get('HOME', '')}/.kube/config"
+    return (f"the API server of {path}", "") if os.access(path, os.R_OK) else ("", account.finding)
+
+
+async def _asked(url: str, deadline_s: float) -> str:
+    """Why a server does not answer, "" when it does (a refusal is an answer)."""
+    try:
+        async with (
+            asyncio.timeout(deadline_s),
+            aiohttp.ClientSession(trust_env=False) as session,
+            session.get(url, allow_redirects=False),
+        ):
+            return ""
+    except TimeoutError:
+        return f"no answer within {deadline_s:g}s"
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        return str(error) or type(error).__name__
 
 
 # --- exporters' pages --------------------------------------------------------------------------------------------
@@ -280,7 +320,7 @@ async def gke_metadata(environ: Mapping[str, str], deadline_s: float = METADATA_
             location = await _attribute(session, f"{base}/cluster-location")
     except (aiohttp.ClientError, OSError, TimeoutError):
         fix = "nothing to do off Google Cloud; on GKE allow the pod to reach 169.254.169.254 (network policies)"
-        return Finding(check, what, Verdict.MISSING, f"no metadata server at {host} (optional)", fix)
+        return Finding(check, what, Verdict.MISSING, f"no metadata server at {host}", fix)
     facts: dict[str, Json] = {"cluster": cluster, "location": location}
     if cluster is None and location is None:
         text = f"{host} answers, but not as Google's for a GKE node"
@@ -325,11 +365,16 @@ def _service_account(root: Path, environ: Mapping[str, str]) -> Finding:
     return Finding(check, what, Verdict.OK, "token and API server's address are there", facts=facts)
 
 
+def has_client() -> bool:
+    """Whether the extra `k8s` is installed; nothing is imported."""
+    return importlib.util.find_spec("lightkube") is not None
+
+
 def _client() -> Finding:
     check, what = "kubernetes-client", "Kubernetes client"
-    if importlib.util.find_spec("lightkube") is None:
-        fix = "pip install 'gpulens[k8s]'; only discovery, k8s_observer and k8s_pods need it"
-        return Finding(check, what, Verdict.MISSING, "lightkube is not installed (optional)", fix)
+    if not has_client():
+        fix = "pip install '.[k8s]' in gpulens's checkout; only discovery, k8s_observer and k8s_pods need it"
+        return Finding(check, what, Verdict.MISSING, "lightkube is not installed", fix)
     return Finding(check, what, Verdict.OK, "lightkube is installed")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +49,25 @@ _FIXES: Final[Mapping[int, str]] = {
     999: "restart this pod: after a systemd daemon-reload a container may lose its GPU devices",
 }
 """By NVML's error code (nvmlReturn_t)."""
+
+
+class Dcgm(Enum):
+    """What is known of a dcgm-exporter beside NVML."""
+
+    NONE = "none"  # there is none
+    UNSEEN = "unseen"  # the config reads one whose page was not asked here
+    PLAIN = "plain"  # its page has no profiling fields
+    TELLS = "tells"  # its page has profiling fields
+
+
+_NO_ACTIVITY_FIX: Final[Mapping[Dcgm, str]] = {
+    Dcgm.NONE: "below Hopper only DCGM tells SM activity: run dcgm-exporter with DCGM_FI_PROF_SM_ACTIVE and name it"
+    " under receivers as dcgm; until then utilisation says only that a kernel was there",
+    Dcgm.UNSEEN: "below Hopper only DCGM tells SM activity: see that the exporter that the dcgm receiver reads has"
+    " DCGM_FI_PROF_SM_ACTIVE (its page was not asked here)",
+    Dcgm.PLAIN: "below Hopper only DCGM tells SM activity: add DCGM_FI_PROF_SM_ACTIVE to the counters of the"
+    " dcgm-exporter that is there",
+}
 
 
 @dataclass(slots=True)
@@ -295,15 +316,22 @@ def nvml(answer: Answer) -> Finding:
     return Finding("nvml", "NVML", Verdict.UNKNOWN, text, fix, facts)
 
 
-def gpus(answer: Answer, metric_of: Mapping[str, str]) -> list[Finding]:
-    """One finding for each GPU: model, MIG instances, and whether it tells its SM activity (GPM).
+def gpus(answer: Answer, metric_of: Mapping[str, str], dcgm: Dcgm = Dcgm.NONE) -> list[Finding]:
+    """One finding for each GPU, by name (those that tell none last): model, MIG instances, and whether it tells its SM
+    activity (GPM).
 
-    `metric_of` gives the metric of a row's key.
+    `metric_of` gives the metric of a row's key, `dcgm` says whether a dcgm-exporter tells SM activity.
     """
-    return [_gpu(answer, gpu, metric_of) for gpu in answer.gpus]
+    found = [_gpu(answer, gpu, metric_of, dcgm) for gpu in answer.gpus]
+    return sorted(found, key=lambda each: (each.what == each.facts["uuid"], _natural(each.what)))
 
 
-def _gpu(answer: Answer, gpu: str, metric_of: Mapping[str, str]) -> Finding:
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A sort key by which nvidia2 comes before nvidia10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _gpu(answer: Answer, gpu: str, metric_of: Mapping[str, str], dcgm: Dcgm) -> Finding:
     whole, instances = _entities(answer, gpu)
     name = str(whole.get("hw.name") or gpu)
     model = str(whole.get("hw.model") or "unknown model")
@@ -327,12 +355,11 @@ def _gpu(answer: Answer, gpu: str, metric_of: Mapping[str, str]) -> Finding:
         return Finding(f"gpu:{gpu}", name, Verdict.UNKNOWN, f"{model}, {mig}, activity was not read", fix, facts)
     if gpm:
         return Finding(f"gpu:{gpu}", name, Verdict.OK, f"{model}, {mig}, SM activity by NVML (GPM)", facts=facts)
-    fix = (
-        "below Hopper only DCGM tells SM activity: run dcgm-exporter with DCGM_FI_PROF_SM_ACTIVE and name it under"
-        " receivers as dcgm; until then utilisation says only that a kernel was there"
-    )
+    if dcgm is Dcgm.TELLS:
+        text = f"{model}, {mig}, SM activity by dcgm-exporter (NVML has none: no GPM)"
+        return Finding(f"gpu:{gpu}", name, Verdict.OK, text, facts=facts)
     text = f"{model}, {mig}, no SM activity by NVML (no GPM)"
-    return Finding(f"gpu:{gpu}", name, Verdict.WARN, text, fix, facts)
+    return Finding(f"gpu:{gpu}", name, Verdict.WARN, text, _NO_ACTIVITY_FIX[dcgm], facts)
 
 
 def _entities(answer: Answer, gpu: str) -> tuple[Message, list[Message]]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -36,7 +36,8 @@ class Verdict(StrEnum):
 
     OK = "ok"
     WARN = "warn"  # there, but not as it should be, or less can be known because of it
-    MISSING = "missing"  # not there; whether it is needed is told apart from it
+    MISSING = "missing"  # needed and not there
+    ABSENT = "absent"  # not there, and nothing here needs it
     UNKNOWN = "unknown"  # could not be found out
 
 
@@ -44,6 +45,7 @@ _COLOURS: Final[Mapping[Verdict, str]] = {
     Verdict.OK: "\x1b[32m",
     Verdict.WARN: "\x1b[33m",
     Verdict.MISSING: "\x1b[31m",
+    Verdict.ABSENT: "\x1b[90m",
     Verdict.UNKNOWN: "\x1b[36m",
 }
 
@@ -68,15 +70,26 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Something without which the agent can't do its work here; `reason` says what is missing, "" when it is met."""
+    """Something without which the agent can't do its work here; `reason` says what is missing, "" when it is met.
+
+    `lines` are the findings (their `what`) one of which would meet it, `causes` those that may say why none does.
+    """
 
     what: str
     reason: str = ""
+    lines: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
 
     @property
     def met(self) -> bool:
         """It is there."""
         return not self.reason
+
+    @property
+    def label(self) -> str:
+        """The lines of the report that it is about, and what for."""
+        lines = " or ".join(self.lines)
+        return self.what if lines in ("", self.what) else f"{lines} ({self.what})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +104,15 @@ class Report:
     def healthy(self) -> bool:
         """Nothing that is needed is missing."""
         return all(need.met for need in self.needs)
+
+
+def settled(findings: Iterable[Finding], needs: Sequence[Need]) -> tuple[Finding, ...]:
+    """The findings with MISSING only for what an open need wants; what else is not there is ABSENT."""
+    wanted = {line for need in needs if not need.met for line in (*need.lines, *need.causes)}
+    return tuple(
+        replace(each, verdict=Verdict.ABSENT) if each.verdict is Verdict.MISSING and each.what not in wanted else each
+        for each in findings
+    )
 
 
 def as_text(report: Report, *, colour: bool) -> str:
@@ -143,7 +165,7 @@ def _summary(report: Report) -> str:
     counts = Counter(each.verdict for each in report.findings)
     parts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict)
     note = f"{report.note} " if report.note else ""
-    lacking = "; ".join(need.what for need in report.needs if not need.met)
+    lacking = "; ".join(need.label for need in report.needs if not need.met)
     if lacking:
         return f"{note}{parts}. Needed and missing: {lacking}."
     return f"{note}{parts}. Nothing that is needed is missing."

@@ -1,11 +1,12 @@
 """Replay: a recording through the processors of a config, in event time, as fast as it goes.
 
 Invariant: the processors meet the same batches in the same order as they did live, and nothing else, so the output
-has the same bytes.
+has the same bytes. An output is touched only when the recording could be opened.
 """
 
 from __future__ import annotations
 
+import glob
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from gpulens.config.nodes import Position
 from gpulens.config.service import ComponentEntry, PipelineConfig, ServiceConfig
 from gpulens.pipeline.errors import StartError
 from gpulens.pipeline.registry import Registry
+from gpulens.pipeline.telemetry import Telemetry
 
 SOURCE = ComponentID("otlp_json_file", "replay")
 SINK = ComponentID("file", "replay")
@@ -50,3 +52,25 @@ def replay_config(
         extensions=(),
         pipelines={PipelineID(Signal.METRICS): PipelineConfig((SOURCE,), body.processors, (SINK,))},
     )
+
+
+def check_readable(source: str) -> None:
+    """Raises StartError when a recording (a path or glob) is not there or can't be opened."""
+    paths = [source] if Path(source).exists() else glob.glob(source, recursive=True)  # noqa: PTH207 - takes absolute patterns
+    if not paths:
+        raise StartError(f"--input {source}: there is no such file")
+    for path in paths:
+        try:
+            with Path(path).open("rb"):
+                pass
+        except OSError as error:
+            raise StartError(f"--input {path}: can't be read: {error.strerror}") from error
+
+
+def check_read(telemetry: Telemetry, source: str) -> None:
+    """Raises StartError when a replay that has ended could read no line of its recording."""
+    if any(name == "otelcol_receiver_accepted_metric_points" for name, _ in telemetry.counters):
+        return
+    bad = telemetry.value("gpulens_receiver_bad_lines")
+    why = f"none of its {bad} lines is OTLP JSON" if bad else "it is empty"
+    raise StartError(f"--input {source}: {why}, so there was nothing to replay")

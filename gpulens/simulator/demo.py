@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import signal
 import tempfile
 from pathlib import Path
@@ -70,6 +71,7 @@ async def demo(duration: str, listen: str, world: str, scale: float, record: str
         async with contextlib.AsyncExitStack() as stack:
             library: Path | None = Path(folder) / "nvml"
             try:
+                _require_binding()
                 await stack.enter_async_context(follow_world(node, now, Path(folder) / "nvml", scale=scale))
             except BuildError as error:
                 print(f"NVML is not simulated: {error}", file=out)
@@ -94,6 +96,12 @@ async def demo(duration: str, listen: str, world: str, scale: float, record: str
                         break
             finally:
                 await service.shutdown()
+
+
+def _require_binding() -> None:
+    """Raises BuildError where nothing could read the simulated library."""
+    if importlib.util.find_spec("pynvml") is None:
+        raise BuildError("nvidia-ml-py is not installed (in gpulens's checkout: pip install '.[nvidia]')")
 
 
 def _service(

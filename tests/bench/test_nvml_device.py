@@ -34,18 +34,23 @@ def fake(tmp_path: Path) -> FakeNvml:
     return made
 
 
-def report(folder: Path, *args: str) -> str:
-    """What the script prints with this folder's libraries."""
-    command = [sys.executable, str(SCRIPT), "--library-path", str(folder), *QUICK, *args]
+def started(*args: str) -> subprocess.CompletedProcess[str]:
+    """The script, run to its end."""
+    command = [sys.executable, str(SCRIPT), *QUICK, *args]
     env = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+
+
+def report(*args: str) -> str:
+    """What the script prints when all goes well."""
+    done = started(*args)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_every_section_is_there(fake: FakeNvml) -> None:
     """Without CUDA the load is missing with its reason; everything else is told, no serial number and no whole UUID."""
-    text = report(fake.folder, "--no-load")
+    text = report("--library-path", str(fake.folder), "--no-load")
     assert "Not done" not in text
     titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert len(titles) == 9
@@ -61,7 +66,8 @@ def test_every_section_is_there(fake: FakeNvml) -> None:
 def test_loads_are_held_against_what_they_must_give(fake: FakeNvml, cuda_library: Path) -> None:
     """With half of the SMs at work and GPM saying so the row agrees; with all of them at work it does not."""
     shutil.copy(cuda_library / "libcuda.so.1", fake.folder)
-    text = report(fake.folder, "--output", str(fake.folder / "report.md")) or (fake.folder / "report.md").read_text()
+    target = fake.folder / "report.md"
+    text = report("--library-path", str(fake.folder), "--output", str(target)) or target.read_text()
     rows = {row.split(" | ")[0].strip("| "): row for row in text.splitlines() if " SMs | " in row}
     half = rows["FP32 multiply-adds on 66 of 132 SMs"]
     assert "50.0 (50.0)" in half
@@ -71,10 +77,17 @@ def test_loads_are_held_against_what_they_must_give(fake: FakeNvml, cuda_library
     assert "the load's among them" in text
 
 
-def test_no_driver_is_no_failure(tmp_path: Path) -> None:
+def test_a_folder_without_a_library_is_a_mistake(tmp_path: Path) -> None:
+    """A folder that was named and holds no library is told in one line, and the script fails."""
+    done = started("--library-path", str(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"--library-path {tmp_path}: there is no libnvidia-ml.so.1 in it\n"
+
+
+def test_no_driver_is_no_failure() -> None:
     """On a machine without the library the script says so and ends well."""
     pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
-    text = report(tmp_path)
+    text = report()
     if "skipped" not in text:
         pytest.skip("this machine has an NVIDIA driver")
     assert "NVML can't be started: driver 12" in text

@@ -151,6 +151,8 @@ def document(key: Key, block: Block) -> str:
         "connectors": {},
     }
     sections[str(kind)] = {**own}
+    if isinstance(block.get("observer"), str):
+        sections["extensions"][str(block["observer"])] = {}
     signal = "metrics" if Signal.METRICS in Registry().signals(kind, name) or kind is Kind.EXTENSIONS else "logs"
     service = {
         "extensions": list(sections["extensions"]),

@@ -309,7 +309,7 @@ async def test_a_server_that_is_away_keeps_nothing_from_starting() -> None:
     listener.bind(("127.0.0.1", 0))  # nobody listens there yet, and nobody else can
     api.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with watching(**asking(api)) as on:
-        await on.until(lambda: "can't be reached" in on.seen.problem)
+        await on.until(lambda: f"the API server {api.url} can't be reached" in on.seen.problem)
         assert on.status[0] is Status.RECOVERABLE
         assert not on.seen.synced
         pauses: list[float] = []
@@ -443,7 +443,7 @@ async def test_a_missing_extra_is_a_start_error(monkeypatch: pytest.MonkeyPatch)
     """It says what to install."""
     monkeypatch.delitem(sys.modules, "gpulens.extensions.k8s_observer.kubernetes", raising=False)
     monkeypatch.setitem(sys.modules, "lightkube.config.client_adapter", None)
-    with pytest.raises(StartError, match=r"pip install 'gpulens\[k8s\]'"):
+    with pytest.raises(StartError, match=r"pip install '\.\[k8s\]'"):
         await Watching(source="kubernetes", endpoint="http://127.0.0.1:1").observer.start(NoHost())
 
 

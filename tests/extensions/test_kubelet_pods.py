@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import grpc
 import pytest
+from pydantic import ValidationError
 
 from gpulens.extensions.k8s_observer import config
 from gpulens.extensions.k8s_observer import pods_pb2 as pb
@@ -247,6 +248,57 @@ async def test_auto_needs_no_extra_where_the_kubelet_serves(
     monkeypatch.setitem(sys.modules, "lightkube.config.client_adapter", None)
     async with watching(**{**asking(kubelet), "source": "auto"}) as on:
         await on.knows("a", "b")
+
+
+async def test_auto_without_the_extra_starts_and_says_what_to_install(
+    kubelet: PodsSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kubelet that may serve its pods later keeps the agent alive; the status names the other way."""
+    monkeypatch.delitem(sys.modules, "gpulens.extensions.k8s_observer.kubernetes", raising=False)
+    monkeypatch.setitem(sys.modules, "lightkube.config.client_adapter", None)
+    gone = kubelet.path.with_name("gone.sock")
+    async with watching(source="auto", kubelet_endpoint=f"unix://{gone}") as on:
+        await on.until(lambda: on.status[0] is Status.RECOVERABLE)
+        assert f"there is no socket {gone}" in on.status[1]
+        assert "pip install '.[k8s]'" in on.status[1]
+        gone.symlink_to(kubelet.path)
+        await on.until(lambda: on.names == {"a", "b"}, resuming=True)
+        assert on.status == (Status.OK, "")
+
+
+@pytest.mark.parametrize(
+    ("source", "doubt"),
+    [
+        ("auto", "pods are known only where the kubelet serves its Pods API"),
+        ("kubernetes", "which is not installed"),
+        ("kubelet", ""),
+    ],
+)
+def test_a_missing_extra_is_a_warning(source: str, doubt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The config says so before anything starts; who asks only the kubelet needs nothing."""
+    assert config.K8sObserverConfig.model_validate({"source": source}).doubts() == ()
+    monkeypatch.setitem(sys.modules, "lightkube", None)
+    doubts = config.K8sObserverConfig.model_validate({"source": source}).doubts()
+    assert len(doubts) == bool(doubt)
+    assert all(doubt in each and "pip install '.[k8s]'" in each for each in doubts)
+
+
+async def test_the_root_is_no_folder_to_mount() -> None:
+    """A socket that would lie in `/` is told to be put elsewhere."""
+    async with watching(source="kubelet", kubelet_endpoint="unix:///gpulens-no-such.sock") as on:
+        await on.until(lambda: on.status[0] is Status.RECOVERABLE)
+        assert "must name one in a directory of its own" in on.status[1]
+        assert "mount the host's directory" not in on.status[1]
+
+
+@pytest.mark.parametrize(("written", "valid"), [("999ms", False), ("0s", False), ("1s", True)])
+def test_a_watch_lasts_at_least_a_second(written: str, valid: bool) -> None:
+    """Shorter ones would be lists without end."""
+    if valid:
+        assert config.K8sObserverConfig.model_validate({"watch_timeout": written}).watch_timeout == 1.0
+        return
+    with pytest.raises(ValidationError, match="must be at least 1s"):
+        config.K8sObserverConfig.model_validate({"watch_timeout": written})
 
 
 def test_the_alpha_socket_is_looked_at_where_the_default_is_not_there() -> None:

@@ -118,6 +118,14 @@ def test_bad_usage_exits_with_one(arguments: list[str], complaint: str, capsys: 
     assert complaint in "\n".join(error_lines(capsys))
 
 
+def test_a_folder_that_can_not_be_made_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`demo --record` below a file ends before anything starts, and names the folder."""
+    file = tmp_path / "file"
+    file.write_text("")
+    assert main(["demo", "--record", str(file / "folder")]) == 1
+    assert error_lines(capsys) == [f"Error: --record {file}/folder: no such folder can be made: Not a directory"]
+
+
 @pytest.mark.parametrize("command", ["run", "validate", "print-config"])
 def test_no_config_is_an_error(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The text is the Collector's."""

@@ -14,9 +14,10 @@ import pytest
 from aiohttp import web
 
 from gpulens.config import ServiceConfig, load, resolve
+from gpulens.nvml.places import LIBRARY_FOLDERS
 from gpulens.pipeline.cli import main
 from gpulens.pipeline.doctor import Surroundings, examine
-from gpulens.pipeline.doctor_driver import KNOWN_FOLDERS, LIBRARY
+from gpulens.pipeline.doctor_driver import LIBRARY
 from gpulens.pipeline.doctor_nvml import SM_ACTIVE
 from gpulens.pipeline.doctor_report import Finding, Need, Report, Verdict, as_json, as_text
 from gpulens.pipeline.registry import Registry
@@ -68,7 +69,7 @@ def _gpu_node(root: Path) -> None:
             f"{card}/class": "0x030200",
             "/dev/nvidiactl": "",
             "/dev/nvidia0": "",
-            f"{KNOWN_FOLDERS[0]}/{LIBRARY}": "x",
+            f"{LIBRARY_FOLDERS[0]}/{LIBRARY}": "x",
             "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  590.48.01  Sat Aug 19\n",
             "/var/run/secrets/kubernetes.io/serviceaccount/token": "t",
         },
@@ -267,7 +268,7 @@ def test_the_text_is_aligned_and_wrapped() -> None:
     assert lines[2].startswith("         fix: word word")
     assert lines[3].startswith("              word")
     assert max(map(len, lines[:-1])) <= 120
-    assert lines[-1] == "Note. 1 ok, 0 warn, 1 missing, 0 unknown. Needed and missing: b."
+    assert lines[-1] == "Note. 1 ok, 0 warn, 1 missing, 0 absent, 0 unknown. Needed and missing: b."
     assert "\x1b[" not in as_text(REPORT, colour=False)
     assert "\x1b[32mok" in as_text(REPORT, colour=True)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gpulens.nvml.places import LIBRARY_FOLDERS
 from gpulens.pipeline.doctor_driver import (
-    KNOWN_FOLDERS,
     LIBRARY,
     binding,
     device_nodes,
@@ -92,8 +92,8 @@ def test_device_nodes_must_be_readable(tmp_path: Path, monkeypatch: pytest.Monke
     [
         ("/opt/driver", {"LD_LIBRARY_PATH": "/nowhere:/opt/driver"}, True),
         ("/usr/lib64", {}, True),
-        (KNOWN_FOLDERS[0], {}, False),
-        (KNOWN_FOLDERS[1], {}, False),
+        (LIBRARY_FOLDERS[0], {}, False),
+        (LIBRARY_FOLDERS[1], {}, False),
     ],
 )
 def test_the_library_is_found_where_it_may_be(
@@ -146,7 +146,7 @@ def test_files_that_only_look_like_the_library(tmp_path: Path) -> None:
     assert found.finding.verdict is Verdict.WARN
     assert "empty file" in found.finding.finding
     assert "a link to a file that is not there" in found.finding.finding
-    _file(tmp_path, f"{KNOWN_FOLDERS[0]}/{LIBRARY}")
+    _file(tmp_path, f"{LIBRARY_FOLDERS[0]}/{LIBRARY}")
     assert driver_library(tmp_path, {}).finding.ok
 
 
@@ -170,7 +170,7 @@ def test_no_binding_names_the_extra(tmp_path: Path) -> None:
     """Without the module the fix is the extra."""
     found = binding([str(tmp_path)])
     assert found.finding.verdict is Verdict.MISSING
-    assert found.finding.fix == "pip install 'gpulens[nvidia]'"
+    assert found.finding.fix == "pip install '.[nvidia]' in gpulens's checkout"
 
 
 def test_a_fork_is_named(tmp_path: Path) -> None:

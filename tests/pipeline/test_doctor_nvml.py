@@ -123,7 +123,7 @@ def test_no_file_is_left_open() -> None:
 @pytest.fixture
 def fake(tmp_path: Path) -> FakeNvml:
     """A fake libnvidia-ml.so.1 without GPUs, for the agent's own child."""
-    for module, reason in (("gpulens.nvml.__main__", "its child"), ("pynvml", "pip install 'gpulens[nvidia]'")):
+    for module, reason in (("gpulens.nvml.__main__", "its child"), ("pynvml", "pip install '.[nvidia]'")):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"needs {module}: {reason}")
     made = FakeNvml(tmp_path / "nvml")

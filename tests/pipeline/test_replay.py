@@ -167,3 +167,45 @@ def test_a_recording_is_never_its_own_output(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="is the recording itself"):
         replay_config(config, Registry(), str(recording), str(link))
     assert recording.read_text() == "{}\n"
+
+
+def replayed(folder: Path, source: str, target: Path) -> int:
+    """The exit code of a replay without processors."""
+    config = folder / "c.yaml"
+    config.write_text(PLAIN, encoding="utf-8")
+    return main(["replay", "--config", str(config), "--input", source, "--output", str(target)])
+
+
+@pytest.mark.parametrize("source", ["gone.jsonl", "gone-*.jsonl", "."])
+def test_an_output_outlives_a_recording_that_is_not_there(
+    source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistyped --input must not empty what an earlier replay wrote."""
+    target = tmp_path / "out.jsonl"
+    target.write_text("kept\n")
+    assert replayed(tmp_path, str(tmp_path / source), target) == 1
+    assert target.read_text() == "kept\n"
+    assert capsys.readouterr().err.startswith(f"Error: --input {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [("receivers: {}\nno OTLP\n", "none of its 2 lines is OTLP JSON"), ("", "it is empty")],
+)
+def test_a_recording_without_a_line_that_can_be_read_is_a_failure(
+    text: str, complaint: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An empty result with exit code 0 would look like a recording in which nothing happened."""
+    source = tmp_path / "in.jsonl"
+    source.write_text(text)
+    assert replayed(tmp_path, str(source), tmp_path / "out.jsonl") == 1
+    assert f"Error: --input {source}: {complaint}, so there was nothing to replay" in capfd.readouterr().err
+
+
+async def test_bad_lines_among_good_ones_are_passed_over(tmp_path: Path) -> None:
+    """One line that can be read is enough."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    await record(source, ticks())
+    recorded = source.read_bytes()
+    source.write_bytes(b"what is this\n" + recorded)
+    assert await asyncio.to_thread(replay, tmp_path, source, target.name) == recorded

@@ -313,6 +313,26 @@ async def test_simulate_says_where_and_ends_on_sigterm(socket_path: Path) -> Non
     assert not identity(socket_path)
 
 
+async def test_simulate_leaves_no_nvml_behind(socket_path: Path, tmp_path: Path) -> None:
+    """Library, state and processes go with the node; what somebody else put beside them stays."""
+    folder = tmp_path / "nvml"
+    said: asyncio.Queue[str] = asyncio.Queue()
+    free, kubelet = "127.0.0.1:0", str(socket_path)
+    for others in (False, True):
+        running = asyncio.create_task(
+            simulate("demo", dcgm=free, gke=free, kubelet=kubelet, nvml=str(folder), say=said.put_nowait)
+        )
+        if "not simulated" in await said.get():
+            pytest.skip("needs a C compiler")
+        assert {each.name for each in folder.iterdir()} >= {"libnvidia-ml.so.1", "state", "proc"}
+        if others:
+            (folder / "proc" / "mine").touch()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await running
+        assert folder.exists() is others
+    assert [str(each.relative_to(folder)) for each in folder.rglob("*")] == ["proc", "proc/mine"]
+
+
 def test_the_command_line_takes_what_simulate_takes() -> None:
     """Arguments parse to the parameters of `simulate`; bad ones are refused."""
     parser = argparse.ArgumentParser(exit_on_error=False)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from gpulens.config.ranges import POSITIVE
+from gpulens.config.ranges import POSITIVE, require
 from gpulens.config.types import ComponentConfig, Duration
 
 KUBELET_ENDPOINT: Final = "unix:///var/lib/kubelet/pods-api/pods-api.sock"
 ALPHA_KUBELET_PATH: Final = "/var/lib/kubelet/pods/kubelet.sock"
 """Where Kubernetes 1.35 served the API while it was alpha; looked at where the default socket is not there."""
+
+MIN_WATCH_S: Final = 1.0
+"""Each watch may cost a list; the API server takes whole seconds."""
+EXTRA: Final = "the extra 'k8s' (in gpulens's checkout: pip install '.[k8s]')"
 
 
 def socket_path(endpoint: str) -> str:
@@ -65,10 +70,10 @@ class K8sObserverConfig(ComponentConfig):
     )
     watch_timeout: Annotated[
         Duration,
-        POSITIVE,
+        AfterValidator(require(lambda value: value >= MIN_WATCH_S, "'{key}' must be at least 1s")),
         Field(
             description="After this time a watch is begun anew: the API server is asked to end it then, and the"
-            " kubelet's pods are listed again, since it drops events for slow readers."
+            " kubelet's pods are listed again, since it drops events for slow readers. At least 1s."
         ),
     ] = 300.0
 
@@ -77,6 +82,16 @@ class K8sObserverConfig(ComponentConfig):
         """Where the kubelet may serve its pods, in the order in which to look."""
         path = socket_path(self.kubelet_endpoint)
         return (path, ALPHA_KUBELET_PATH) if self.kubelet_endpoint == KUBELET_ENDPOINT else (path,)
+
+    def doubts(self) -> tuple[str, ...]:
+        if self.source == "kubelet" or importlib.util.find_spec("lightkube") is not None:
+            return ()
+        if self.source == "kubernetes":
+            return (f"'source' is the API server, and asking it needs {EXTRA}, which is not installed",)
+        return (
+            f"'source' is auto, and asking the API server needs {EXTRA}, which is not installed: pods are known only"
+            " where the kubelet serves its Pods API",
+        )
 
     @model_validator(mode="after")
     def _has_one_server(self) -> K8sObserverConfig:

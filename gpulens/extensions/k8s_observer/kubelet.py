@@ -156,7 +156,12 @@ class Kubelet:
         if code is not grpc.StatusCode.UNAVAILABLE:
             return WatchError(f"the kubelet answers {code.name} on {path}: {text}", code.name.lower())
         if not Path(path).exists():
-            mount = f"mount the host's directory {Path(path).parent} (hostPath)"
+            folder = Path(path).parent
+            mount = (
+                f"mount the host's directory {folder} (hostPath)"
+                if folder != Path("/")
+                else "'kubelet_endpoint' must name one in a directory of its own, which can be mounted"
+            )
             return WatchError(f"there is no socket {path}: this kubelet has no Pods API, or {mount}", NOT_SERVED)
         if "permission denied" in text.lower():
             return WatchError(f"no permission to open {path}; run as root, or with the socket's group", NOT_SERVED)

@@ -189,7 +189,7 @@ class ApiServer:
             raise WatchError(f"the API server fell silent: {error}", "silent") from error
         except httpx2.HTTPError as error:
             said = str(error) or type(error).__name__
-            raise WatchError(f"the API server can't be reached: {said}", "unreachable") from error
+            raise WatchError(f"the API server{self._where()} can't be reached: {said}", "unreachable") from error
         except OSError as error:
             raise WatchError(f"no way to the API server: {error}", "config") from error
 
@@ -198,6 +198,13 @@ class ApiServer:
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
+
+    def _where(self) -> str:
+        """Its address, without what else may stand in a kubeconfig's URL."""
+        if self._client is None:
+            return ""
+        url = self._client.base_url
+        return f" {url.scheme}://{url.netloc.decode()}"
 
     def forget(self) -> None:
         """Somebody else told of the pods meanwhile: the next round begins with a list."""

@@ -11,7 +11,7 @@ import random
 import traceback
 from typing import TYPE_CHECKING, Final
 
-from gpulens.extensions.k8s_observer.config import K8sObserverConfig
+from gpulens.extensions.k8s_observer.config import EXTRA, K8sObserverConfig
 from gpulens.extensions.k8s_observer.known import NOT_SERVED, KnownPods, PodSource, WatchError
 from gpulens.extensions.k8s_observer.kubelet import Kubelet
 from gpulens.pipeline.component import Extension, Host, Settings
@@ -62,13 +62,14 @@ class K8sObserver:
         self._kubelet_failures = 0
         self._kubelet_again_s = 0.0
         self._last: PodSource | None = None
+        self._lacks = ""
 
     def pods(self) -> PodsSeen:
         """What is known now; the same object while nothing changes."""
         return self._known.seen
 
     async def start(self, host: Host) -> None:
-        """Begins the watch. Raises StartError when what it needs is not installed or not said."""
+        """Begins the watch. Raises StartError when what it can't do without is not installed or not said."""
         config, clock = self._config, self._settings.clock
         if config.source != "kubernetes":
             self._kubelet = Kubelet(
@@ -89,19 +90,17 @@ class K8sObserver:
                 await source.close()
 
     def _api_server(self) -> ApiServer | None:
-        """The API server; None where the kubelet serves its pods and the extra is not installed."""
+        """The API server; None where the extra is not installed and the kubelet may tell."""
         if not self._node:
             raise StartError(f"{self._settings.id}: which node's pods? Set 'node', or the environment's NODE_NAME")
         try:
             from gpulens.extensions.k8s_observer.kubernetes import ApiServer
         except ImportError as error:
-            if self._kubelet is not None and self._kubelet.is_there:
+            if self._kubelet is not None:
+                self._lacks = f"; asking the API server instead needs {EXTRA}"
                 self._settings.log.info("No way to the API server, only to the kubelet.", error=str(error))
                 return None
-            raise StartError(
-                f"{self._settings.id}: asking the API server for pods needs the extra 'k8s' ({error}):"
-                " pip install 'gpulens[k8s]'"
-            ) from error
+            raise StartError(f"{self._settings.id}: asking the API server for pods needs {EXTRA}: {error}") from error
         return ApiServer(self._node, self._settings.clock, self._config, self._known, self._unreadable)
 
     async def _run(self) -> None:
@@ -175,9 +174,10 @@ class K8sObserver:
 
     def _failed(self, error: WatchError) -> None:
         self._works = False
-        self._known.failing(str(error))
-        if self._settings.report(Status.RECOVERABLE, str(error)):
-            self._settings.log.warning("Pods can't be watched.", error=str(error))
+        text = f"{error}{self._lacks}"
+        self._known.failing(text)
+        if self._settings.report(Status.RECOVERABLE, text):
+            self._settings.log.warning("Pods can't be watched.", error=text)
 
     def _unreadable(self, error: str) -> None:
         self._settings.telemetry.count("gpulens_k8s_observer_unreadable_pods", 1)

@@ -22,6 +22,8 @@ class RatioNames(StrEnum):
 class DcgmConfig(DiscoveringPageConfig):
     """Scrapes one dcgm-exporter."""
 
+    allocation_source: ClassVar[bool] = True  # by the pod labels of its page
+
     # GKE's managed one, the GPU Operator's (its namespace is the user's choice), the dcgm-exporter chart's.
     known_targets: ClassVar[tuple[Target, ...]] = (
         Target("app.kubernetes.io/name=gke-managed-dcgm-exporter", 9400, ("gke-managed-system",)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
@@ -19,6 +19,8 @@ def _component_id(text: str) -> str:
 class K8sPodsConfig(ScrapeConfig):
     """Which facts of pods are told."""
 
+    names_owners_for: ClassVar[frozenset[str]] = frozenset({"nvml"})  # whose processes are known by pod UID alone
+
     collection_interval: Annotated[Duration, Field(description="Time between two batches.")] = 10.0
     initial_delay: Annotated[Duration, Field(description="Wait before the first batch.")] = 1.0
     timeout: Annotated[Duration, Field(description="Deadline of one batch; 0 is one interval.")] = 0.0
@@ -32,3 +34,6 @@ class K8sPodsConfig(ScrapeConfig):
         StringList,
         Field(description="Annotations that are told as `k8s.pod.annotation.<key>`, exact or with `*`."),
     ] = ()
+
+    def needs_extensions(self) -> tuple[tuple[str, str], ...]:
+        return (("observer", self.observer),)

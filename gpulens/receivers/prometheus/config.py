@@ -43,7 +43,10 @@ class PrometheusConfig(DiscoveringPageConfig):
     mapping: Annotated[
         str,
         AfterValidator(_readable),
-        Field(description="`amd`, `ascend`, `gaudi`, `intel`, or the path of a mapping file; none takes all as it is."),
+        Field(
+            description="`amd`, `ascend`, `gaudi`, `intel`, or the path of a mapping file, from the working directory"
+            " where it does not begin with `/`; none takes all as it is."
+        ),
     ] = ""
     keep: Annotated[StringList, Field(description="Metrics to read, by name or with `*`; none means all.")] = ()
     drop: Annotated[StringList, Field(description="Metrics to leave, of those that `keep` lets through.")] = ()
@@ -77,6 +80,9 @@ class PrometheusConfig(DiscoveringPageConfig):
             except ConfigError as error:  # it changed a moment ago
                 raise ValueError(f"'mapping' can't be read: {error}") from error
         return self
+
+    def tells_owners(self) -> bool:
+        return self._mapping is not None and self._mapping.names_owners
 
     def vendor(self) -> VendorMapping | None:
         """The mapping that was read with the configuration; None without one."""

@@ -100,6 +100,7 @@ class VendorMapping:
         self._owners = file.owners
         self._owner_labels = {label for keys in file.owners for label in (keys.namespace, keys.pod, keys.container)}
         self._not_owners = file.not_owners
+        self.names_owners = bool(file.owners)
         self._rows: dict[str, list[Row]] = {}
         for order, row in enumerate(file.metrics):
             made = _row(order, row, file.drop)

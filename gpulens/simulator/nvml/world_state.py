@@ -100,6 +100,17 @@ class WorldState:
                         self.fake.xid(device.uuid, code)
         self._show_processes(alive)
 
+    def remove(self) -> None:
+        """Takes away what was put into the folder, and the folders that are empty then."""
+        for pid in self._alive:
+            shutil.rmtree(self.proc / str(pid), ignore_errors=True)
+        self._alive = set()
+        with contextlib.suppress(OSError):  # an end in order matters more than a file
+            self.fake.remove()
+        for folder in (self.proc, self.fake.folder):
+            with contextlib.suppress(OSError):  # something else is in it
+                folder.rmdir()
+
     def _follow_loss(self, device: Device, t_s: float) -> None:
         lost = self.world.fault("gpu_lost", t_s, device.index) is not None
         if lost and device.uuid not in self._lost:
@@ -254,7 +265,7 @@ def _figures(device: Device, now: Activity, past: Activity) -> dict[str, Figure]
 async def follow_world(
     world: Truth, now: Callable[[], float], folder: Path, *, scale: float = 1.0, every_s: float = EVERY_S
 ) -> AsyncIterator[WorldState]:
-    """The library, its state and its /proc in `folder`, kept up to date while the context lasts.
+    """The library, its state and its /proc in `folder`, kept up to date while the context lasts and gone after it.
 
     Raises BuildError where the library can't be built and OSError where the folder can't be written.
     """
@@ -268,6 +279,7 @@ async def follow_world(
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+        state.remove()
 
 
 async def _follow(state: WorldState, now: Callable[[], float], every_s: float) -> None:
