@@ -63,7 +63,7 @@ CALLS: tuple[tuple[Any, ...], ...] = (
     ("nvmlDeviceGetFieldValues", [74, 75, 76, 77, 78, 79]),
     ("nvmlDeviceGetCurrentClocksEventReasons",),
 )
-GPM_METRICS = (1, 2, 3, 4, 5, 10, 11, 12, 13)
+GPM_METRICS = (1, 2, 3, 5, 10, 11, 12, 13)
 
 
 def node(folder: Path) -> FakeNvml:

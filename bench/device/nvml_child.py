@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from gpulens.nvml.protocol import HEADER, Do, Message, Say, Tier, frame, message, size
 
@@ -25,10 +26,10 @@ class ChildError(Exception):
 
 
 class Child:
-    """`python -m gpulens.nvml` and its pipes."""
+    """`python -m gpulens.nvml` and its pipes. What it tells people goes to `said`: it matters only where it fails."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._said = tempfile.TemporaryFile()  # what it tells people is of interest only where it fails
+    def __init__(self, environment: Mapping[str, str], said: IO[bytes]) -> None:
+        self._said = said
         self._process = subprocess.Popen(
             [sys.executable, "-m", "gpulens.nvml"],
             stdin=subprocess.PIPE,
@@ -110,14 +111,17 @@ class Child:
         except (subprocess.TimeoutExpired, BrokenPipeError, ValueError):
             self._process.kill()
             self._process.communicate()
-        self._said.close()
         return time.monotonic() - begin
 
 
 @contextmanager
 def running(environment: Mapping[str, str]) -> Iterator[Child]:
     """A child that has found its GPUs."""
-    child = Child(environment)
+    with tempfile.TemporaryFile() as said:
+        yield from _serving(Child(environment, said))
+
+
+def _serving(child: Child) -> Iterator[Child]:
     try:
         child.send(
             {

@@ -25,6 +25,7 @@ INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"
 """The kernel's fixed number of the first pid namespace (include/linux/proc_ns.h, PROC_PID_INIT_INO)."""
 
 _CALL_TIMEOUT_S: Final = 5.0
+_QUIET_S: Final = 600.0
 
 
 class Writer:
@@ -57,6 +58,7 @@ class Wish:
     first_retry_s: float = FIRST_RETRY_S
     longest_retry_s: float = LONGEST_RETRY_S
     gpm_window_s: float = SHORTEST_S
+    quiet_s: float = _QUIET_S
 
     @classmethod
     def of(cls, message: Message) -> Wish:
@@ -73,6 +75,7 @@ class Wish:
             first_retry_s=_seconds(first, FIRST_RETRY_S),
             longest_retry_s=_seconds(longest, LONGEST_RETRY_S),
             gpm_window_s=_seconds(message.get("gpm_window_s"), SHORTEST_S),
+            quiet_s=_seconds(message.get("quiet_s"), _QUIET_S),
         )
 
 

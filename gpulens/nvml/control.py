@@ -78,7 +78,7 @@ class Control:
 
     def _left(self, gpu: str, call: str) -> None:
         self._context.say(Say.HUNG, gpu=gpu, call=call)
-        self._context.note(f"call hung gpu={gpu or '-'} call={call}")
+        self._context.note(f"{call} of {gpu} hangs" if gpu else f"{call} hangs")
         if not gpu and not self._context.gateway.up:
             self._say_down(Failure(Reason.HUNG, 0, call), "the driver's library does not answer")
 
@@ -199,7 +199,7 @@ class Control:
             if why is None:
                 worker.end()
                 listed_anew = True
-                self._context.note(f"GPU is not listed any more gpu={uuid}")
+                self._context.note(f"{uuid} is not listed any more")
                 continue
             if why.reason is Reason.LOST:
                 worker.lose(why)
@@ -220,7 +220,7 @@ class Control:
     def _note_unreachable(self, failed: dict[int, Failure]) -> None:
         for index, why in failed.items():
             if self._unreachable.get(index) != why:
-                self._context.note(f"GPU can't be reached index={index} reason={why.reason} code={why.code}")
+                self._context.note(f"the GPU of index {index} can't be reached: {why.reason} (code {why.code})")
         self._unreachable = failed
 
     # ---- what the receiver is told ----
@@ -235,13 +235,14 @@ class Control:
             "unreachable": [[i, str(why.reason), why.code] for i, why in sorted(self._unreachable.items())],
         }
         if fields != self._told:
-            self._context.note(f"driver is up version={self._context.driver} epoch={self.epoch}")
+            version = self._context.driver or "of unknown version"
+            self._context.note(f"driver {version} is up, {_gpus(len(self.workers))}")
         self._say_driver(fields)
         self._down = None
 
     def _say_down(self, failure: Failure, text: str) -> None:
         if self._down is None or (self._down.reason, self._down.code) != (failure.reason, failure.code):
-            self._context.note(f"driver is down reason={failure.reason} code={failure.code}: {text}")
+            self._context.note(f"driver is down: {text} ({failure.reason}, code {failure.code})")
         self._down = failure
         self._say_driver({"up": False, "reason": str(failure.reason), "code": failure.code, "text": text})
 
@@ -258,6 +259,10 @@ _TEXTS: Final = {
     18: "the library does not fit the loaded driver: the driver was upgraded without a reboot or a reload",
     999: "NVML does not start (unknown error): often the container lost its device cgroup; it must be started again",
 }
+
+
+def _gpus(count: int) -> str:
+    return f"{count or 'no'} GPU{'' if count == 1 else 's'}"
 
 
 def _same(result: object) -> object:

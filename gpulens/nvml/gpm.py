@@ -18,8 +18,8 @@ from gpulens.nvml.reason import Failure, Reason
 SHORTEST_S: Final = 1.0
 LONGEST_S: Final = 600.0
 
-METRICS: Final = (1, 2, 3, 4, 5, 10, 11, 12, 13)
-"""Engine, SM, occupancy, integer pipe, any tensor, DRAM, FP64, FP32, FP16; percent."""
+METRICS: Final = (1, 2, 3, 5, 10, 11, 12, 13)
+"""Engine, SM, occupancy, any tensor, DRAM, FP64, FP32, FP16; percent."""
 
 _MOST_PERCENT: Final = 110.0
 """A ratio of two counters may read a little above 100 and then is 100; what is further off is no reading."""

@@ -37,7 +37,8 @@ class Do(StrEnum):
     - configure: first of all. `call_timeout_s`; `hung`: [[uuid, call], ...] that hung in the child before this one;
       `proc`: where the host's /proc is; `host_pid`: "auto", "true" or "false" (whether every process of the node can
       be seen); `processes`: whether processes are read at all. May be left out: `retry_s`: [first, longest] pause
-      before a call that hung is made again (30, 600); `gpm_window_s`: the shortest GPM window (1).
+      before a call that hung is made again (30, 600); `gpm_window_s`: the shortest GPM window (1); `quiet_s`: how long
+      a flag or gauge that is told only after it was other than 0 is told at 0 (600).
     - read: `tick` (a number that comes back), `tier`.
     - stop: shut NVML down and exit.
     """

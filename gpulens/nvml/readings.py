@@ -15,7 +15,7 @@ from gpulens.nvml.gateway import Line
 from gpulens.nvml.protocol import Json, Say, Tier
 from gpulens.nvml.reason import Failure, Reason
 from gpulens.nvml.sight import Level, Sight
-from gpulens.nvml.table import BY_TIER, Point, Row
+from gpulens.nvml.table import BY_TIER, Point, Presence, Row
 
 _OF_THE_WHOLE: Final = frozenset({Reason.LOST, Reason.DRIVER, Reason.HUNG})
 
@@ -35,7 +35,8 @@ class Readings:
         self._context = context
         self._gpu = gpu
         self._told: dict[Tier, tuple[int, list[Json], list[Json]]] = {}
-        self._seen: set[tuple[str, str]] = set()
+        self._seen: dict[tuple[str, str], float] = {}
+        """When a sparse row was last other than zero."""
         self._entities: list[Json] = []
         self._series: list[Json] = []
         self._values: list[Json] = []
@@ -44,7 +45,7 @@ class Readings:
     def forget(self, uuids: Iterable[str]) -> None:
         """These devices are gone: what was seen of them is no reason to expect it of others."""
         gone = set(uuids)
-        self._seen = {key for key in self._seen if key[0] not in gone}
+        self._seen = {key: at for key, at in self._seen.items() if key[0] not in gone}
 
     def take(self, line: Line, sights: list[Sight], tier: Tier) -> None:
         """Reads a tier. Raises TickError when a failure is of the whole GPU."""
@@ -106,13 +107,20 @@ class Readings:
 
     def _absent(self, sight: Sight, row: Row, failure: Failure) -> bool:
         """A row that the device does not have has no slot; one that fails now has an empty one."""
-        return failure.reason is Reason.UNSUPPORTED or (row.sparse and (sight.on.uuid, row.key) not in self._seen)
+        return failure.reason is Reason.UNSUPPORTED or (row.sparse and not self._exists(sight, row, 0))
 
     def _exists(self, sight: Sight, row: Row, value: float) -> bool:
-        key = (sight.on.uuid, row.key)
+        key, now = (sight.on.uuid, row.key), sight.line.gateway.clock()
         if value:
-            self._seen.add(key)
-        return key in self._seen
+            self._seen[key] = now
+            return True
+        at = self._seen.get(key)
+        if at is None:
+            return False
+        if row.presence is Presence.COUNTED or now - at < self._context.wish.quiet_s:
+            return True
+        del self._seen[key]  # or months of small troubles would add up to a page of zeros
+        return False
 
 
 def _check(failure: Failure, sight: Sight) -> None:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
+from gpulens.nvml import memory_errors
 from gpulens.nvml.containers import NOWHERE, Container
 from gpulens.nvml.fields import ALL_LINKS, MEMORY_TEMPERATURE, RECOVERY_ACTION, SLOWDOWN_LIMIT
 from gpulens.nvml.protocol import Tier
@@ -35,12 +37,20 @@ class Point:
 Reading: TypeAlias = "int | float | Failure | list[Point]"
 
 
+class Presence(Enum):
+    """When a device has a row at all."""
+
+    ALWAYS = auto()  # whenever the device can tell
+    COUNTED = auto()  # a counter: once it has been other than zero, and from then on
+    RECENT = auto()  # a flag or gauge: while it is other than zero, and at zero for some minutes after
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One row of the table.
 
-    `read` gives the value of a device now, in the metric's unit; of a row that is `many`, a list of points. A `sparse`
-    row exists on a device once it has been other than zero, and from then on also at zero.
+    `read` gives the value of a device now, in the metric's unit; of a row that is `many`, a list of points. A
+    `lasting` counter is kept on the card: neither a reset nor another driver starts it anew.
     """
 
     key: str
@@ -49,8 +59,14 @@ class Row:
     tier: Tier
     level: Level
     read: Callable[[Sight], Reading]
-    sparse: bool = False
+    presence: Presence = Presence.ALWAYS
     many: bool = False
+    lasting: bool = False
+
+    @property
+    def sparse(self) -> bool:
+        """A row that is not there from the start."""
+        return self.presence is not Presence.ALWAYS
 
 
 def _scaled(value: Number, factor: float) -> Number:
@@ -272,12 +288,14 @@ def _process_busy(s: Sight) -> Reading:
 
 
 def _allocated(s: Sight) -> Reading:
+    """Each container that has a process here, once; and once, as nobody's, all processes that are of none or can't be
+    looked up: somebody is there, although neither their memory nor their utilisation may be told."""
     found = s.holders()
     if isinstance(found, Failure):
         return found
-    containers = {s.container(pid) for pid in found}
-    known = [one for one in containers if one is not None and one != NOWHERE]
-    return [Point(1, (), one) for one in sorted(known, key=lambda one: (one.pod_uid, one.id))]
+    containers = {s.container(pid) or NOWHERE for pid in found}
+    ordered = sorted(containers, key=lambda one: (one.pod_uid, one.id))
+    return [Point(1, (), None if one == NOWHERE else one) for one in ordered]
 
 
 # ---- who is there
@@ -320,6 +338,7 @@ _FAST, _PROC, _ERR, _INV = Tier.FAST, Tier.PROCESSES, Tier.ERRORS, Tier.INVENTOR
 _WHOLE, _GPU, _WORKER, _ANY = Level.WHOLE, Level.GPU, Level.WORKER, Level.ANY
 _GENERAL: Final = ("hw.gpu.task", "general")
 _OF_GPU: Final = ("hw.type", "gpu")
+_ALWAYS, _COUNTED, _RECENT = Presence.ALWAYS, Presence.COUNTED, Presence.RECENT
 _CORRECTED: Final = ("error.type", "corrected")
 _UNCORRECTED: Final = ("error.type", "uncorrected")
 _SENT: Final = ("network.io.direction", "transmit")
@@ -339,7 +358,7 @@ def _reasons() -> Iterable[Row]:
         (0x100, "display_clock"),
     ):
         pair = (("gpu.clock.reason", name),)
-        yield Row(f"clock.reason.{name}", "gpu.clock.throttle.reason", pair, _FAST, _GPU, _clock_reason(bit), True)
+        yield Row(f"clock.reason.{name}", "gpu.clock.throttle.reason", pair, _FAST, _GPU, _clock_reason(bit), _RECENT)
 
 
 def _violations() -> Iterable[Row]:
@@ -352,8 +371,8 @@ def _violations() -> Iterable[Row]:
         (79, 5, "reliability"),
     ):
         pair = (("gpu.clock.violation", name),)
-        read, sparse = _violation(number, policy), policy > 1
-        yield Row(f"clock.violation.{name}", "gpu.clock.throttle.time", pair, _FAST, _GPU, read, sparse)
+        read, presence = _violation(number, policy), _COUNTED if policy > 1 else _ALWAYS
+        yield Row(f"clock.violation.{name}", "gpu.clock.throttle.time", pair, _FAST, _GPU, read, presence)
 
 
 def _recoveries() -> Iterable[Row]:
@@ -367,32 +386,36 @@ def _recoveries() -> Iterable[Row]:
         (7, "system_reboot"),
     ):
         pair = (("gpu.recovery.action", name),)
-        yield Row(f"recovery.{name}", "gpu.recovery.action", pair, _ERR, _GPU, _recovery(action), True)
+        yield Row(f"recovery.{name}", "gpu.recovery.action", pair, _ERR, _GPU, _recovery(action), _RECENT)
 
 
 def _pipes() -> Iterable[Row]:
-    for metric, pipe in ((5, "tensor"), (11, "fp64"), (12, "fp32"), (13, "fp16"), (4, "int")):
+    for metric, pipe, presence in ((5, "tensor", _ALWAYS), (11, "fp64", _RECENT), (12, "fp32", _ALWAYS),
+                                   (13, "fp16", _ALWAYS)):  # fmt: skip
         pair = (("gpu.pipe", pipe),)
-        yield Row(f"pipe.{pipe}", "gpu.pipe.active", pair, _FAST, _WORKER, _gpm(metric), pipe == "int")
+        yield Row(f"pipe.{pipe}", "gpu.pipe.active", pair, _FAST, _WORKER, _gpm(metric), presence)
 
 
 def _units() -> Iterable[Row]:
-    for call, task, sparse in (
-        ("nvmlDeviceGetEncoderUtilization", "encoder", False),
-        ("nvmlDeviceGetDecoderUtilization", "decoder", False),
-        ("nvmlDeviceGetJpgUtilization", "jpeg", True),
-        ("nvmlDeviceGetOfaUtilization", "ofa", True),
+    for call, task, presence in (
+        ("nvmlDeviceGetEncoderUtilization", "encoder", _ALWAYS),
+        ("nvmlDeviceGetDecoderUtilization", "decoder", _ALWAYS),
+        ("nvmlDeviceGetJpgUtilization", "jpeg", _RECENT),
+        ("nvmlDeviceGetOfaUtilization", "ofa", _RECENT),
     ):
         pair = (("hw.gpu.task", task),)
-        yield Row(f"utilization.{task}", "hw.gpu.utilization", pair, _FAST, _WHOLE, _unit(call), sparse)
+        yield Row(f"utilization.{task}", "hw.gpu.utilization", pair, _FAST, _WHOLE, _unit(call), presence)
 
 
-def _aggregates() -> Iterable[Row]:
-    for counter, source in ((0, "ecc"), (1, "ecc_aggregate")):
-        for kind, error in ((0, _CORRECTED), (1, _UNCORRECTED)):
-            pairs = (_OF_GPU, error, ("gpu.error.source", source))
-            read, sparse = _ecc(kind, counter), counter == 1
-            yield Row(f"errors.{source}.{error[1]}", "hw.errors", pairs, _ERR, _GPU, read, sparse)
+def _ecc_rows() -> Iterable[Row]:
+    volatile, aggregate = ("gpu.error.source", "ecc"), ("gpu.error.source", "ecc_aggregate")
+    yield Row("errors.ecc.corrected", "hw.errors", (_OF_GPU, _CORRECTED, volatile), _ERR, _GPU, _ecc(0, 0))
+    yield Row(
+        "errors.ecc.uncorrected", "hw.errors", (_OF_GPU, _UNCORRECTED, volatile), _ERR, _ANY, memory_errors.uncorrected
+    )
+    for kind, error in ((0, _CORRECTED), (1, _UNCORRECTED)):
+        pairs, read = (_OF_GPU, error, aggregate), _ecc(kind, 1)
+        yield Row(f"errors.ecc_aggregate.{error[1]}", "hw.errors", pairs, _ERR, _GPU, read, _COUNTED, lasting=True)
 
 
 def _link_rows() -> Iterable[Row]:
@@ -408,9 +431,9 @@ def _link_rows() -> Iterable[Row]:
 
 
 def _process_counts() -> Iterable[Row]:
-    for kind in ("compute", "graphics", "mps"):
+    for kind, presence in (("compute", _ALWAYS), ("graphics", _RECENT), ("mps", _RECENT)):
         pair = (("gpu.process.type", kind),)
-        yield Row(f"process.count.{kind}", "gpu.process.count", pair, _PROC, _WORKER, _count(kind), kind != "compute")
+        yield Row(f"process.count.{kind}", "gpu.process.count", pair, _PROC, _WORKER, _count(kind), presence)
 
 
 ROWS: Final[tuple[Row, ...]] = (
@@ -446,13 +469,14 @@ ROWS: Final[tuple[Row, ...]] = (
     Row("clock.memory", "gpu.clock.frequency", (("gpu.clock", "memory"),), _FAST, _GPU, _clock(2)),
     *_violations(),
     *_reasons(),
-    *_aggregates(),
-    Row("rows.corrected", "gpu.rows.remapped", (_CORRECTED,), _ERR, _GPU, _remapped(0)),
-    Row("rows.uncorrected", "gpu.rows.remapped", (_UNCORRECTED,), _ERR, _GPU, _remapped(1)),
-    Row("rows.pending", "gpu.rows.remap.pending", (), _ERR, _GPU, _remapped(2)),
-    Row("rows.failed", "gpu.rows.remap.failed", (), _ERR, _GPU, _remapped(3)),
-    Row("pages.corrected", "gpu.pages.retired", (_CORRECTED,), _ERR, _GPU, lambda s: s.retired_pages(0)),
-    Row("pages.uncorrected", "gpu.pages.retired", (_UNCORRECTED,), _ERR, _GPU, lambda s: s.retired_pages(1)),
+    *_ecc_rows(),
+    Row("rows.corrected", "gpu.rows.remapped", (_CORRECTED,), _ERR, _GPU, _remapped(0), lasting=True),
+    Row("rows.uncorrected", "gpu.rows.remapped", (_UNCORRECTED,), _ERR, _GPU, _remapped(1), lasting=True),
+    Row("rows.pending", "gpu.rows.remap.pending", (), _ERR, _GPU, _remapped(2), _RECENT),
+    Row("rows.failed", "gpu.rows.remap.failed", (), _ERR, _GPU, _remapped(3), _RECENT),
+    Row("pages.corrected", "gpu.pages.retired", (_CORRECTED,), _ERR, _GPU, lambda s: s.retired_pages(0), lasting=True),
+    Row("pages.uncorrected", "gpu.pages.retired", (_UNCORRECTED,), _ERR, _GPU, lambda s: s.retired_pages(1),
+        lasting=True),
     Row("pages.pending", "gpu.pages.retire.pending", (), _ERR, _GPU,
         lambda s: _flag(s.number("nvmlDeviceGetRetiredPagesPendingStatus"))),
     *_link_rows(),

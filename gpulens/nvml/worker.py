@@ -30,6 +30,8 @@ _REFRESH: Final = "refresh"
 _PROBE: Final = "probe"
 _CLOSE: Final = "close"
 
+_ENERGY: Final = "nvmlDeviceGetTotalEnergyConsumption"
+
 _PRESENT: Final = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetPerformanceState")
 """What a GPU that was lost must answer (if only by 'not supported') to count as back."""
 
@@ -69,6 +71,7 @@ class Worker:
         self._known = False
         self._epoch = context.number()
         self._driver_epoch = place.epoch
+        self._energy = 0
         self._readings = Readings(context, uuid)
         self._board = Board(
             here=Target(uuid, uuid, place.handle),
@@ -122,7 +125,7 @@ class Worker:
         elif hung is None and self._hung:
             self._hung = False
             self._live_again()
-            self._context.note(f"GPU answers again gpu={self.uuid}")
+            self._context.note(f"{self.uuid} answers again")
         if hung is not None and self._context.gateway.clock() >= hangs.retry_at(self.uuid):
             self._put(_PROBE, 0)
 
@@ -147,7 +150,7 @@ class Worker:
         """The GPU is there no more, but is remembered."""
         if self.lost is None:
             self.lost = failure
-            self._context.note(f"GPU lost gpu={self.uuid} call={failure.call} code={failure.code}")
+            self._context.note(f"{self.uuid} was lost{_told_by(failure)}")
 
     def close(self) -> None:
         """Frees what the library gave and ends the thread."""
@@ -175,7 +178,7 @@ class Worker:
     def _left(self, gpu: str, call: str) -> None:
         """The thread was left behind in a call."""
         self._context.say(Say.HUNG, gpu=gpu, call=call)
-        self._context.note(f"call hung gpu={gpu} call={call}")
+        self._context.note(f"{call} of {gpu} hangs")
         self._hung = True
         self._answer_all(Failure(Reason.HUNG, 0, call))
 
@@ -255,7 +258,10 @@ class Worker:
                     self._relayout(line)
             elif tier is not Tier.INVENTORY:
                 raise TickError(self.lost or Failure(Reason.DRIVER))
-            self._readings.take(line, self._sights(line), tier)
+            sights = self._sights(line)
+            if tier is Tier.FAST:
+                self._notice_reset(line, sights[0])
+            self._readings.take(line, sights, tier)
 
         failure = self._guard(act)
         if failure is not None and tier is Tier.INVENTORY and failure.reason is not Reason.HUNG and self._known:
@@ -316,6 +322,21 @@ class Worker:
         board.links = LinkSums()
         line.gateway.capabilities.forget({self.uuid})
         self._epoch = self._context.number()
+        self._energy = 0
+
+    def _notice_reset(self, line: Line, sight: Sight) -> None:
+        """A GPU may be reset while its handle stays good. Its energy in mJ has 64 bits and never wraps: where it fell,
+        and is found so when asked again, everything that the driver counts began anew."""
+        before, found = self._energy, sight.number(_ENERGY)
+        if isinstance(found, Failure):
+            return
+        if found < before:
+            again = Sight(line, self._board).number(_ENERGY)
+            if isinstance(again, Failure) or again >= before:
+                return
+            self._begin_anew(line, self._driver_epoch)
+            self._context.note(f"{self.uuid} was reset: its counters begin anew")
+        self._energy = found
 
     def _present(self, line: Line) -> None:
         """Ends the state of being lost once the GPU answers."""
@@ -327,7 +348,7 @@ class Worker:
             self.lost = None
             self._live_again()
             self._context.say(Say.CHANGED, gpu=self.uuid)
-            self._context.note(f"GPU is back gpu={self.uuid}")
+            self._context.note(f"{self.uuid} is back")
 
     def _seed(self, line: Line) -> None:
         """The first sample of each window, so that the first tick has one."""
@@ -354,12 +375,23 @@ class Worker:
         board.layout = found
         if changed and self._known:
             self._context.say(Say.CHANGED, gpu=self.uuid)
-            self._context.note(f"MIG layout changed gpu={self.uuid} instances={len(found.instances)}")
+            self._context.note(f"{self.uuid} {_partitioning(found)}")
             self._seed(line)
 
 
 _TIERS: Final = frozenset(str(tier) for tier in Tier)
 _GONE: Final = frozenset({Reason.LOST, Reason.DRIVER, Reason.STALE})
+
+
+def _told_by(failure: Failure) -> str:
+    return f" ({failure.call}, code {failure.code})" if failure.call else ""
+
+
+def _partitioning(layout: Layout) -> str:
+    if not layout.partitioned:
+        return "is not partitioned any more"
+    count = len(layout.instances)
+    return f"has {count or 'no'} MIG instance{'' if count == 1 else 's'} now"
 
 
 def _uuids(layout: Layout) -> Iterator[str]:

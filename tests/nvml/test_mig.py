@@ -9,7 +9,7 @@ from tests.nvml.child import Answer, Child
 
 _INSTANCE = {
     "memory.used", "memory.total", "memory.share", "memory.reserved", "engine", "sm", "occupancy", "pipe.tensor",
-    "pipe.fp64", "pipe.fp32", "pipe.fp16", "memory.bandwidth",
+    "pipe.fp32", "pipe.fp16", "memory.bandwidth",
 }  # fmt: skip
 _NOT_OF_A_PARENT = ("utilization", "engine", "sm", "occupancy", "pipe", "nvlink", "process", "memory.copy", "allocated")
 
@@ -46,6 +46,34 @@ def test_an_instance_has_its_own_figures_and_its_parent_has_none_of_them(
     for instance in (large, small):
         rows = [key for answer in (fast, processes, errors) for key in answer.rows(instance.uuid)]
         assert len(rows) <= 30
+
+
+def test_uncorrected_errors_of_an_instance_are_told_by_its_handle(fake: FakeNvml, start: Callable[..., Child]) -> None:
+    """The total where the handle has one, else SRAM's, else the sum over the places; none is asked of the parent's."""
+    gpu = fake.add_gpu("H100")
+    total, sram, places = fake.set_mig(gpu, ["1g.10gb", "1g.10gb", "1g.10gb"])
+    fake.set(gpu, {"ecc.1.0": 9})
+    fake.set(total.uuid, {"ecc.1.0": 5})
+    fake.set(sram.uuid, {"ecc.1.0.7": 3, "ecc.1.0.1": 2})
+    fake.set(places.uuid, {"ecc.1.0.1": 2, "ecc.1.0.3": 4})
+    fake.unset(places.uuid, "ecc.1.0.7", "ecc.1.0.6")
+    errors = start().read_one("errors")
+    found = {one.device: one.value for one in errors.all("errors.ecc.uncorrected")}
+    assert found == {gpu: 9, total.uuid: 5, sram.uuid: 3, places.uuid: 6}
+    assert [one.device for one in errors.all("errors.ecc.corrected")] == [gpu]
+
+
+def test_an_instance_whose_handle_tells_no_errors_has_no_such_row(fake: FakeNvml, start: Callable[..., Child]) -> None:
+    """Absent, not 0; and a place that can't be read now makes the sum unknown, not smaller."""
+    gpu = fake.add_gpu("A100")
+    mute, broken = fake.set_mig(gpu, ["1g.5gb", "1g.5gb"])
+    every = [f"ecc.1.0.{place}" for place in (0, 1, 3, 4, 5, 6, 7)]
+    fake.unset(mute.uuid, *every)
+    fake.unset(broken.uuid, "ecc.1.0.7")
+    fake.set(broken.uuid, {"ecc.1.0.1": 2, "ecc.1.0.3": "!999"})
+    errors = start().read_one("errors")
+    assert "errors.ecc.uncorrected" not in errors.rows(mute.uuid)
+    assert errors.of("errors.ecc.uncorrected", broken.uuid) is None
 
 
 def test_device_info_has_what_instances_are_joined_by(fake: FakeNvml, start: Callable[..., Child]) -> None:

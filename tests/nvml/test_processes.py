@@ -131,7 +131,7 @@ def test_without_sight_of_all_pids_nothing_is_counted_and_nobody_named(
     assert child.read_one("processes").rows() == []
     fake.processes(gpu, [FakeProcess(101, 5)])
     answer = child.read_one("processes")
-    assert [(one.key, one.owner) for one in answer.values] == [("process.memory", ())]
+    assert [(one.key, one.owner) for one in answer.values] == [("process.memory", ()), ("allocated", ())]
 
 
 def test_processes_are_left_alone_where_they_are_not_wanted(fake: FakeNvml, start: Callable[..., Child]) -> None:

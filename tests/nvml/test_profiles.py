@@ -23,8 +23,8 @@ _ABSOLUTE = "temperature.limit.throttled temperature.limit.critical"
 _MARGIN = "temperature.margin"
 _ECC = "errors.ecc.corrected errors.ecc.uncorrected"
 _PAGES = "pages.corrected pages.uncorrected pages.pending"
-_ROWS = "rows.corrected rows.uncorrected rows.pending rows.failed"
-_GPM = "engine sm occupancy pipe.tensor pipe.fp64 pipe.fp32 pipe.fp16 memory.bandwidth"
+_ROWS = "rows.corrected rows.uncorrected"
+_GPM = "engine sm occupancy pipe.tensor pipe.fp32 pipe.fp16 memory.bandwidth"
 _LINK_ERRORS = "nvlink.crc_flit nvlink.crc_data nvlink.replay nvlink.recovery"
 _LINK_BYTES = "nvlink.transmit nvlink.receive"
 _UNIFIED_LACKS = (
@@ -87,6 +87,31 @@ def test_units_are_base_units(fake: FakeNvml, start: Callable[..., Child]) -> No
     assert (errors.of("nvlink.transmit"), errors.of("pcie.transmit")) == (3 * 1024, 11)
 
 
+def test_a_fall_of_the_energy_is_another_life_of_the_gpu(fake: FakeNvml, start: Callable[..., Child]) -> None:
+    """The handle is as good as before: the epoch of both tiers changes once, and no window spans the reset."""
+    gpu = fake.add_gpu("H100")
+    fake.set(gpu, {"energy_mj": 500_000})
+    fake.gpm(gpu, {2: 50})
+    child = start()
+    fake.advance(2)
+    before = child.read_one("fast")
+    assert before.of("sm") == 0.5
+    assert child.read_one("errors").epoch == before.epoch
+    fake.set(gpu, {"energy_mj": 2_000})
+    fake.advance(2)
+    after = child.read_one("fast")
+    assert after.epoch != before.epoch
+    assert (after.of("energy"), after.of("sm")) == (2.0, None)
+    fake.advance(2)
+    assert child.read_one("fast").of("sm") == 0.5
+    assert child.read_one("errors").epoch == child.read_one("fast").epoch == after.epoch
+    child.close_input()
+    assert child.wait() == 0
+    told = child.log().splitlines()
+    assert told[-1] == f"{gpu} was reset: its counters begin anew"
+    assert any(line.startswith("driver 5") and line.endswith("is up, 1 GPU") for line in told)
+
+
 def test_a_window_of_samples_is_told_once(fake: FakeNvml, start: Callable[..., Child]) -> None:
     """Without a newer sample the maximum and percentile are absent and the residency is the driver's own."""
     gpu = fake.add_gpu("A100")
@@ -107,18 +132,36 @@ def test_rows_that_were_never_other_than_zero_are_not_there(fake: FakeNvml, star
     assert not sparse & set(_keys(child))
     fake.set(gpu, {"clock.reasons": 0x1 | 0x20, "field.230": 2, "ecc.0.1": 5, "violation.2": 4_000_000_000,
                    "utilization.jpeg": 3})  # fmt: skip
-    fake.gpm(gpu, {4: 12})
+    fake.gpm(gpu, {11: 12})
     fake.advance(3)
     fast, errors = child.read_one("fast"), child.read_one("errors")
     assert fast.of("clock.reason.sw_thermal") == 1
     assert fast.of("clock.violation.sync_boost") == 4.0
     assert fast.of("utilization.jpeg") == 0.03
-    assert fast.of("pipe.int") == pytest.approx(0.12)
+    assert fast.of("pipe.fp64") == pytest.approx(0.12)
     assert errors.of("recovery.node_reboot") == 1
     assert errors.of("errors.ecc_aggregate.corrected") == 5
     fake.set(gpu, {"clock.reasons": 0x1, "field.230": 0})
     assert child.read_one("fast").of("clock.reason.sw_thermal") == 0
     assert child.read_one("errors").of("recovery.node_reboot") == 0
+
+
+def test_a_flag_goes_again_after_its_time_at_zero_and_a_counter_stays(
+    fake: FakeNvml, start: Callable[..., Child]
+) -> None:
+    """Or months of small troubles would add up to a page of zeros."""
+    gpu = fake.add_gpu("H100")
+    child = start(quiet_s=1e-6)
+    fake.set(gpu, {"clock.reasons": 0x20, "field.230": 2, "ecc.0.1": 5, "violation.2": 4_000_000_000,
+                   "remap.pending": 1, "utilization.jpeg": 3})  # fmt: skip
+    fake.advance(3)
+    passing = {"clock.reason.sw_thermal", "recovery.node_reboot", "rows.pending", "utilization.jpeg"}
+    assert passing <= set(_keys(child))
+    fake.set(gpu, {"clock.reasons": 0, "field.230": 0, "ecc.0.1": 0, "violation.2": 0, "remap.pending": 0,
+                   "utilization.jpeg": 0})  # fmt: skip
+    left = set(_keys(child))
+    assert not passing & left
+    assert {"errors.ecc_aggregate.corrected", "clock.violation.sync_boost"} <= left
 
 
 @pytest.mark.parametrize("branch", ["R470", "R535", "R550", "R570", "R590"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpulens.nvml.protocol import Tier
 from gpulens.nvml.sight import Level
-from gpulens.nvml.table import BY_KEY, BY_TIER, ROWS
+from gpulens.nvml.table import BY_KEY, BY_TIER, ROWS, Presence
 from gpulens.pipeline.catalogue import CATALOGUE
 from gpulens.simulator.nvml.state import FakeNvml, FakeProcess
 from tests.nvml.child import REPO, Child
@@ -34,6 +34,18 @@ def test_work_is_never_a_parents() -> None:
     for row in ROWS:
         if CATALOGUE[row.metric].scope.value == "work" and "memory" not in row.key:
             assert not row.level & Level.PARENT, row.key
+
+
+def test_what_comes_with_its_first_number_goes_again_unless_it_counts() -> None:
+    """Sparse counters stay for good, sparse flags and gauges do not; only counters can be kept on the card."""
+    for row in ROWS:
+        counter = CATALOGUE[row.metric].metric.is_counter
+        assert not row.sparse or (row.presence is Presence.COUNTED) == counter, row.key
+        assert counter or not row.lasting, row.key
+    assert {row.key for row in ROWS if row.lasting} == {
+        "errors.ecc_aggregate.corrected", "errors.ecc_aggregate.uncorrected", "rows.corrected", "rows.uncorrected",
+        "pages.corrected", "pages.uncorrected",
+    }  # fmt: skip
 
 
 def test_idle_is_no_throttling() -> None:

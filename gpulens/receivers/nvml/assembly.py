@@ -45,6 +45,10 @@ class Row(Protocol):
     def attributes(self) -> Iterable[tuple[str, str]]:
         """The attributes that all series of the row have."""
 
+    @property
+    def lasting(self) -> bool:
+        """A counter that neither a reset nor another driver starts anew."""
+
 
 @dataclass(frozen=True, slots=True)
 class Extra:
@@ -86,6 +90,9 @@ class Part:
         ]
         series = [None if each is None else each[1] for each in self.identities]
         self.counters = [(i, each) for i, each in enumerate(series) if each is not None and each.metric.is_counter]
+        self.lasting = {
+            i for i, _ in self.counters if (row := rows.get(shape.lines[i].key)) is not None and row.lasting
+        }
         self.windowed = [i for i, each in enumerate(series) if each is not None and each.metric.name in WINDOWED]
         self.starts = [0] * size
         self.nothing: list[Value | None] = [None] * size
@@ -270,7 +277,8 @@ class Assembly:
             raw = numbers[position]
             if raw is None:
                 continue
-            point = self._counters.observe(series, raw, now_ns, part.restarted_ns)
+            known = None if position in part.lasting else part.restarted_ns
+            point = self._counters.observe(series, raw, now_ns, known)
             if point is None:
                 numbers[position] = None
             else:

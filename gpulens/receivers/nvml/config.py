@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from gpulens.config.ranges import POSITIVE
+from gpulens.config.suggest import closest
 from gpulens.config.types import Duration, StringList
+from gpulens.nvml.places import LIBRARY_FOLDERS
 from gpulens.nvml.protocol import Tier
+from gpulens.nvml.table import ROWS
 from gpulens.pipeline.scraping import ScrapeConfig
+
+_READ: Final = frozenset(row.metric for row in ROWS)
+_MADE: Final = ("hw.status", "gpu.xid.errors", "gpu.process.visible")
+"""Metrics that the receiver makes itself and always tells."""
+
+
+def _doubt(pattern: str) -> str:
+    """What is wrong with a pattern of `drop`; empty when nothing."""
+    if any(fnmatchcase(name, pattern) for name in _READ):
+        return ""
+    made = next((name for name in _MADE if fnmatchcase(name, pattern)), "")
+    if made:
+        return f"'drop' has no effect on {made}, which is always told"
+    near = closest(pattern, sorted(_READ)) or closest(pattern.rstrip(".*"), sorted(_READ))
+    return f"'drop' names \"{pattern}\", and no metric of this receiver is called so" + (
+        f": did you mean {near}?" if near else ""
+    )
 
 
 class NvmlConfig(ScrapeConfig):
@@ -58,8 +78,8 @@ class NvmlConfig(ScrapeConfig):
     library_path: Annotated[
         StringList,
         Field(
-            description="Folders in which `libnvidia-ml.so.1` is looked for first. Without it `/usr/local/nvidia/lib64`"
-            " and `/home/kubernetes/bin/nvidia/lib64`, where they exist."
+            description="Folders in which `libnvidia-ml.so.1` is looked for first. Without it "
+            f"{' and '.join(f'`{folder}`' for folder in LIBRARY_FOLDERS)}, where they exist."
         ),
     ] = ()
 
@@ -77,6 +97,9 @@ class NvmlConfig(ScrapeConfig):
             if not folder.startswith("/") or ":" in folder:
                 raise ValueError(f"'{info.field_name}' must name folders by their whole paths, not \"{folder}\"")
         return folders
+
+    def doubts(self) -> tuple[str, ...]:
+        return (*super().doubts(), *(doubt for pattern in self.drop if (doubt := _doubt(pattern))))
 
     def keeps(self, name: str) -> bool:
         """Whether a metric is wanted."""

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Final
 
 from gpulens.pipeline.catalogue import metric
-from gpulens.pipeline.data import Series
+from gpulens.pipeline.data import Series, Value
 from gpulens.receivers.nvml.assembly import Extra, Row
 from gpulens.receivers.nvml.messages import Attrs, Reading
 
@@ -55,9 +55,9 @@ class DeviceStatus:
     def learn_errors(self, gpu: str, reading: Reading) -> None:
         """Takes in what the error tier says of a GPU."""
         known = self._known.setdefault(gpu, _Known())
-        said = [(line.key, value) for line, value in zip(reading.shape.lines, reading.values, strict=True) if value]
-        known.failed = any(key in self._failed for key, _ in said)
-        known.degraded = any(key in self._degraded for key, _ in said)
+        said = {line.key: value for line, value in zip(reading.shape.lines, reading.values, strict=True)}
+        known.failed = _holds(self._failed, said, known.failed)
+        known.degraded = _holds(self._degraded, said, known.degraded)
 
     def learn(self, gpu: str, reading: Reading | None, lost: bool, now_s: float) -> None:
         """Takes in whether a GPU answered at this tick."""
@@ -91,6 +91,12 @@ class DeviceStatus:
     def forget(self, gpu: str) -> None:
         """The GPU is gone."""
         self._known.pop(gpu, None)
+
+
+def _holds(keys: frozenset[str], said: Mapping[str, Value | None], before: bool) -> bool:
+    """A row that is not there is at 0; one that can't be read says nothing against what was known."""
+    values = [said[key] for key in keys & said.keys()]
+    return any(values) or (before and None in values)
 
 
 def _extra(state: State, value: int | None, device: Attrs) -> Extra:

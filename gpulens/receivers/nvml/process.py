@@ -15,12 +15,10 @@ from subprocess import PIPE
 from typing import Final, Protocol, cast
 
 import gpulens
+from gpulens.nvml.places import LIBRARY_FOLDERS
 from gpulens.nvml.protocol import HEADER, Json, Message, ProtocolError, frame, message, size
 from gpulens.pipeline.clock import Clock
 from gpulens.pipeline.journal import ComponentLog
-
-USUAL_FOLDERS: Final = ("/usr/local/nvidia/lib64", "/home/kubernetes/bin/nvidia/lib64")
-"""Where GKE and the container toolkit put the driver's libraries."""
 
 # -P: a module of the current folder must not be taken for one of ours.
 COMMAND: Final = (sys.executable, "-P", "-m", "gpulens.nvml")
@@ -69,7 +67,7 @@ Start = Callable[[Listener], Awaitable[Child]]
 def environment(inherited: Mapping[str, str], folders: Sequence[str]) -> dict[str, str]:
     """The child's environment: the library is found by LD_LIBRARY_PATH, which the loader reads at exec only, and the
     child imports the same gpulens as we, from a checkout too."""
-    libraries = folders or [folder for folder in USUAL_FOLDERS if Path(folder).is_dir()]
+    libraries = folders or [folder for folder in LIBRARY_FOLDERS if Path(folder).is_dir()]
     ours = str(Path(gpulens.__file__).parent.parent)
     return {
         **inherited,
@@ -214,4 +212,4 @@ class PipedChild(asyncio.SubprocessProtocol):
             text = line[:_LINE_BYTES].decode("utf-8", "replace").strip()
             if text and self._lines_left > 0:
                 self._lines_left -= 1
-                self._log.info("NVML process spoke.", line=text)
+                self._log.info("NVML process reported.", report=text)

@@ -125,7 +125,10 @@ class Supervisor:
             failures = 1 if lived >= STEADY_S else failures + 1
             wait = pause_s(failures)
             self._telemetry.count("gpulens_nvml_restarts", receiver=self._log.id)
-            self._log.warning("NVML process ended. Another is started.", reason=why, after_s=wait)
+            if wait:
+                self._log.warning("NVML process ended. Another starts after a pause.", reason=why, pause_s=wait)
+            else:
+                self._log.warning("NVML process ended. Another starts at once.", reason=why)
             await self._clock.sleep(wait)
 
     async def _one_life(self) -> str:

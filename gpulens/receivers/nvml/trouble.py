@@ -8,10 +8,12 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
+from gpulens.nvml.places import CONTAINER_FOLDER, HOST_FOLDER, LIBRARY_FOLDERS
+
 _NO_LIBRARY: Final = (
     "libnvidia-ml.so.1 could not be loaded: mount the folder of the driver's libraries into the container and name it "
-    "in 'library_path' (GKE: hostPath /home/kubernetes/bin/nvidia at /usr/local/nvidia, library_path "
-    "/usr/local/nvidia/lib64); elsewhere the container toolkit mounts it with NVIDIA_DRIVER_CAPABILITIES=utility"
+    f"in 'library_path' (GKE: hostPath {HOST_FOLDER} at {CONTAINER_FOLDER}, library_path "
+    f"{LIBRARY_FOLDERS[0]}); elsewhere the container toolkit mounts it with NVIDIA_DRIVER_CAPABILITIES=utility"
 )
 
 _BY_CODE: Final = MappingProxyType(

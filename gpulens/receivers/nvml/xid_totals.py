@@ -2,12 +2,14 @@
 
 Invariant: totals are ours and outlive the process that saw the events: they never fall while the GPU is there. The
 codes that matter exist at 0 from the first sight of a GPU; any other is sent as 0 before its first 1, so that the first
-event is an increase to everybody.
+event is an increase to everybody. Codes are the driver's to invent: past `MOST_FURTHER` of them on a GPU the rest is
+counted together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias
 
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, SeverityNumber
 
@@ -19,19 +21,26 @@ from gpulens.receivers.nvml.assembly import Extra
 from gpulens.receivers.nvml.messages import Attrs, Xid
 
 EVENT_NAME = "gpu.xid"
+MOST_FURTHER = 32
+"""So many codes a GPU have a counter of their own beside those that exist from the start."""
 MOST_RECORDS = 1000
 """A storm of XIDs is counted whole; as records no more than this leave in a tick, or a receiver refuses the message."""
+OTHER: Final = "other"
 _LEAD_NS = 1_000_000
 """The 0 of a new code is that much older than its first 1 at least."""
+
+
+_Code: TypeAlias = "int | None"
+"""A code, or None for those that are counted together."""
 
 
 class XidTotals:
     """The XIDs of all GPUs since their first sight."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, dict[int, int]] = {}
-        self._starts: dict[tuple[str, int], int] = {}
-        self._sent: set[tuple[str, int]] = set()
+        self._counts: dict[str, dict[_Code, int]] = {}
+        self._starts: dict[tuple[str, _Code], int] = {}
+        self._sent: set[tuple[str, _Code]] = set()
         self._extras: dict[str, tuple[Attrs, tuple[Extra, ...]]] = {}
 
     def see(self, gpu: str, now_ns: int) -> None:
@@ -42,9 +51,11 @@ class XidTotals:
 
     def add(self, xid: Xid) -> None:
         """An XID was told."""
-        counts = self._counts[xid.gpu]
-        counts[xid.code] = counts.get(xid.code, 0) + 1
-        self._starts.setdefault((xid.gpu, xid.code), xid.time_ns - _LEAD_NS)
+        counts, code = self._counts[xid.gpu], xid.code
+        further = len(counts) - len(COUNTED_FROM_START)
+        named: _Code = code if code in counts or further < MOST_FURTHER else None
+        counts[named] = counts.get(named, 0) + 1
+        self._starts.setdefault((xid.gpu, named), xid.time_ns - _LEAD_NS)
         self._extras.pop(xid.gpu, None)
 
     def forget(self, gpu: str) -> None:
@@ -76,7 +87,9 @@ class XidTotals:
         return fresh
 
 
-def _named(code: int) -> dict[str, str]:
+def _named(code: _Code) -> dict[str, str]:
+    if code is None:
+        return {"gpu.xid": OTHER, "gpu.xid.class": str(XidClass.UNKNOWN)}
     return {"gpu.xid": str(code), "gpu.xid.class": str(xid_class(code))}
 
 

@@ -30,6 +30,8 @@ API unsigned int nvmlDeviceGetMemoryErrorCounter(Handle *device, unsigned int ki
                                                  unsigned int place, unsigned long long *out) {
     ENTER(device);
     char key[64];
+    /* Volatile uncorrected errors outside DRAM (2) are told of the instances, not of a partitioned GPU. */
+    if (is_parent_of_mig(&call) && kind == 1 && counter == 0 && place != 2) return FN_NOT_SUPPORTED;
     snprintf(key, sizeof key, "ecc.%u.%u.%u", kind, counter, place);
     return ecc(&call, out, key);
 }

@@ -27,6 +27,8 @@ Figure: TypeAlias = "int | float | str | Ramp"
 XID = 0x8
 MIG_CHANGED = 0x100
 _MOST_EVENTS = 64
+_SRAM_PLACES = (0, 1, 3, 4, 5, 6, 7)
+"""NVML's memory locations that are not DRAM: those of which a MIG instance's handle tells errors."""
 # What the driver counts since it was loaded; aggregate ECC counts and retired pages live in the card and stay.
 _COUNTERS = ("energy_mj", "violation.", "ecc.0.0", "ecc.1.0", "pcie.replay", "field.197", "field.198", "field.138.",
              "field.139.", "field.140.", "field.141.")  # fmt: skip
@@ -119,6 +121,11 @@ class FakeNvml:
     def install(self, hidden: Iterable[str] = (), *, cache: Path | None = None) -> Path:
         """Puts the library beside the state. Raises BuildError."""
         return build(self.folder, hidden, cache)
+
+    def remove(self) -> None:
+        """Takes library, state and the log of calls away."""
+        for path in (self.folder / LIBRARY, self.path, self.log):
+            path.unlink(missing_ok=True)
 
     def imitate(self, branch: str, *, cache: Path | None = None) -> Path:
         """A driver of this branch (R470 ... R590): its version, and a library without the calls that it lacks."""
@@ -307,7 +314,7 @@ class FakeNvml:
                 "attribute.compute_slices": cut.compute,
                 "attribute.memory_mib": memory // MIB,
                 **{f"process.{kind}.count": 0 for kind in ("compute", "graphics", "mps")},
-                **{f"ecc.{kind}.{counter}": 0 for kind in (0, 1) for counter in (0, 1)},
+                **{f"ecc.1.0.{place}": 0 for place in _SRAM_PLACES},
                 **{f"gpm.{metric}": Ramp(0.0, 0.0, self.now_s()) for metric in device.profile.gpm if metric < 20},
             }
         self.event(gpu, MIG_CHANGED, 0)

@@ -28,6 +28,7 @@ from gpulens.receivers.nvml.scraper import NvmlReceiver, build
 
 A, B = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"
 S = 10**9
+XID = "gpu.xid.errors"
 
 Lines = Sequence[tuple[int, str, Mapping[str, Json], Mapping[str, Json] | None]]
 
@@ -352,6 +353,15 @@ def series_of(batch: Batch) -> list[tuple[Resource, Series, Value | None]]:
         (resource, series, value)
         for (resource, _, series), value in zip(batch.layout.identities(), batch.readings(), strict=True)
     ]
+
+
+def xids(batch: Batch) -> dict[str, tuple[object, int]]:
+    """code -> (total, start) of A."""
+    return {
+        series.text("gpu.xid"): (value, start)
+        for (_, series, value), start in zip(series_of(batch), batch.starts(), strict=True)
+        if series.metric.name == XID and series.text("hw.id") == A
+    }
 
 
 def spelled(series: Series) -> str:

@@ -41,6 +41,24 @@ def test_wrong_values_are_refused(block: dict[str, object], words: str) -> None:
         NvmlConfig.model_validate(block)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("gpu.sm.actve", "did you mean gpu.sm.active?"),
+        ("hw.gpu.utilisation*", "did you mean hw.gpu.utilization?"),
+        ("gpu.xid.*", "no effect on gpu.xid.errors, which is always told"),
+        ("zzz", 'names "zzz", and no metric of this receiver is called so'),
+        ("gpu.sm.*", ""),
+        ("hw.*", ""),
+    ],
+)
+def test_a_drop_that_drops_nothing_is_told(pattern: str, words: str) -> None:
+    """With the nearest name; a pattern that fits a metric is fine."""
+    doubts = NvmlConfig.model_validate({"drop": [pattern]}).doubts()
+    assert len(doubts) == bool(words)
+    assert not words or words in doubts[0]
+
+
 @pytest.mark.parametrize(("given", "taken"), [(True, "true"), (False, "false"), ("auto", "auto"), ("true", "true")])
 def test_host_pid_is_a_switch_with_a_third_position(given: object, taken: str) -> None:
     """YAML's true and the text are the same."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
@@ -143,6 +144,19 @@ async def test_a_process_that_survives_sigkill_is_left_alone() -> None:
         assert rig.gauge("gpulens_nvml_abandoned") == 0
         assert rig.up[-1] == 1
         stage.deaf = stage.immortal = False
+
+
+async def test_the_log_says_whether_another_process_starts_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The first death costs no pause; the next ones tell how long it is."""
+    stage = Stage()
+    with caplog.at_level(logging.WARNING, logger="gpulens"):
+        async with Rig(stage.start) as rig:
+            for _ in range(2):
+                await rig.advance(3)
+                stage.puppet.die(1)
+            await rig.advance(3)
+    told = [record.getMessage() for record in caplog.records if "ended" in record.getMessage()]
+    assert told == ["NVML process ended. Another starts at once.", "NVML process ended. Another starts after a pause."]
 
 
 async def test_the_stop_does_not_wait_for_a_process_that_can_not_die() -> None:

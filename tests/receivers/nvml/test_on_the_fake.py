@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulens.pipeline.catalogue import CATALOGUE
+from gpulens.pipeline.catalogue import CATALOGUE, MetricScope, scope_of
 from gpulens.pipeline.data import Value
 from gpulens.receivers.nvml.process import COMMAND, environment
 from gpulens.simulator.nvml.build import BuildError
@@ -28,7 +28,7 @@ hw.gpu.memory.usage hw.gpu.memory.limit hw.gpu.memory.utilization gpu.memory.res
 CARD = MEMORY + " gpu.power.limit{enforced} hw.gpu.io{transmit} hw.gpu.io{receive} gpu.pcie.replays "
 ECC = " hw.errors{corrected,ecc} hw.errors{uncorrected,ecc} "
 REMAP = """
-gpu.rows.remapped{corrected} gpu.rows.remapped{uncorrected} gpu.rows.remap.failed gpu.rows.remap.pending
+gpu.rows.remapped{corrected} gpu.rows.remapped{uncorrected}
 """
 RETIRED = " gpu.pages.retired{corrected} gpu.pages.retired{uncorrected} gpu.pages.retire.pending "
 ABSOLUTE = " hw.temperature.limit{throttled} hw.temperature.limit{critical} "
@@ -40,7 +40,7 @@ gpu.nvlink.errors{crc_flit} gpu.nvlink.errors{crc_data} gpu.nvlink.errors{replay
 LINK_IO = " gpu.nvlink.io{transmit} gpu.nvlink.io{receive} "
 LINKS5 = " gpu.nvlink.errors{recovery} gpu.nvlink.errors{symbol} "
 GPM = """
-gpu.engine.active gpu.sm.active gpu.sm.occupancy gpu.pipe.active{tensor} gpu.pipe.active{fp64} gpu.pipe.active{fp32}
+gpu.engine.active gpu.sm.active gpu.sm.occupancy gpu.pipe.active{tensor} gpu.pipe.active{fp32}
 gpu.pipe.active{fp16} gpu.memory.bandwidth.utilization
 """
 AMPERE = BASE + CARD + ECC + REMAP + ABSOLUTE + HBM + LINKS + LINK_IO
@@ -60,7 +60,8 @@ GOLDEN = {
 }
 """The whole idle card, XIDs aside: what each model has and nothing else (reference: NVML's availability by model)."""
 
-INSTANCE = MEMORY.replace("gpu.clock.frequency{memory}", "") + GPM + " gpu.process.count{compute} gpu.device.info "
+INSTANCE = MEMORY.replace("gpu.clock.frequency{memory}", "") + GPM
+INSTANCE += " gpu.process.count{compute} gpu.device.info hw.errors{uncorrected,ecc} "
 """A MIG instance of a Hopper."""
 
 
@@ -127,6 +128,55 @@ async def test_a_model_has_exactly_these_series(model: str, fake: FakeNvml) -> N
     called = {call for _, _, call, _ in fake.calls()}
     assert "nvmlDeviceGetFieldValues" in called
     assert "nvmlDeviceGetPcieThroughput" not in called
+
+
+async def test_a_gpu_in_the_middle_of_it_is_within_the_budget(fake: FakeNvml) -> None:
+    """At work against its power cap, with corrected errors in its history, an XID of a program and a process: 60."""
+    gpu = fake.add_gpu("H100", minor=0)
+    fake.set(gpu, {"utilization.gpu": 100, "clock.reasons": 0x4, "ecc.0.1": 7, "memory.used": 1 << 36})
+    fake.gpm(gpu, {1: 97, 2: 62, 3: 21, 5: 33, 10: 40, 12: 4, 13: 2})
+    fake.processes(gpu, [FakeProcess(os.getpid(), 1 << 36, sm=97)])
+    async with live(fake) as rig:
+        await rig.first()
+        fake.xid(gpu, 31)
+        await until(lambda: rig.conversation.xids)
+        await rig.fresh()
+        assert {"gpu.clock.throttle.reason{sw_power_cap}", "hw.errors{corrected,ecc_aggregate}"} < series(rig, gpu)
+        assert "31" in {s.text("gpu.xid") for _, s, _ in series_of(rig.of()[-1])}
+        owned = sum(
+            s.text("hw.id") == gpu and scope_of(s.metric.name) is MetricScope.OWNER
+            for _, s, _ in series_of(rig.of("processes")[-1])
+        )
+        assert owned == 2
+        assert count(rig, gpu) - owned <= 60
+
+
+async def test_a_reset_starts_what_the_driver_counts_and_not_what_the_card_keeps(fake: FakeNvml) -> None:
+    """The energy fell under a good handle: counters of both tiers have a new start although others rose; rows and
+    errors of the card's whole life go on."""
+    gpu = fake.add_gpu("H100", minor=0)
+    fake.set(gpu, {"energy_mj": 500_000, "pcie.replay": 2, "remap.corrected": 3, "ecc.0.1": 7})
+    volatile = {("hw.energy", ""), ("gpu.pcie.replays", ""), ("hw.errors", "ecc")}
+    kept = {("hw.errors", "ecc_aggregate"), ("gpu.rows.remapped", "")}
+
+    def starts() -> dict[tuple[str, str], set[int]]:
+        found: dict[tuple[str, str], set[int]] = {}
+        for batch in (rig.of()[-1], rig.of("errors")[-1]):
+            for (_, _, each), start in zip(batch.layout.identities(), batch.starts(), strict=True):
+                found.setdefault((each.metric.name, each.text("gpu.error.source")), set()).add(start)
+        return found
+
+    async with live(fake) as rig:
+        await rig.first()
+        await rig.tick()
+        before = starts()
+        fake.set(gpu, {"energy_mj": 1_000, "pcie.replay": 9})
+        await rig.tick(2)
+        after = starts()
+        assert set(rig.up) == {1}
+    assert {key for key in volatile if after[key] != before[key]} == volatile
+    assert {key for key in kept if after[key] == before[key]} == kept
+    counters_hold(rig)
 
 
 async def test_numbers_are_in_base_units(fake: FakeNvml) -> None:
@@ -283,6 +333,7 @@ async def test_processes_are_found_with_their_containers(fake: FakeNvml, tmp_pat
     assert found["gpu.process.memory.usage{4242}", uid, box] == 448 << 20
     assert found["gpu.process.memory.usage{77}", "", ""] == 1 << 20
     assert found["gpu.allocated{process}", uid, box] == 1
+    assert found["gpu.allocated{process}", "", ""] == 1, "somebody else is there"
     assert found["gpu.process.count{compute}", "", ""] == 2
     assert found["gpu.process.visible{nvml}", "", ""] == 1
 

@@ -120,7 +120,7 @@ async def test_a_flood_on_stderr_is_cut(caplog: pytest.LogCaptureFixture) -> Non
         async with live("chatty") as rig:
             await rig.tick(seconds=1)
             await rig.tick(2)
-    lines = [record for record in caplog.records if record.getMessage() == "NVML process spoke."]
+    lines = [record for record in caplog.records if record.getMessage() == "NVML process reported."]
     assert 20 <= len(lines) <= 25
     assert rig.up == [1, 1, 1]
 

@@ -5,29 +5,18 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.proto.logs.v1.logs_pb2 import ResourceLogs
 
 from gpulens.nvml.protocol import Tier
 from gpulens.nvml.table import BY_KEY
 from gpulens.pipeline.catalogue import CATALOGUE
-from gpulens.pipeline.data import Batch, Resource, Scope
+from gpulens.pipeline.data import Resource, Scope
 from gpulens.pipeline.xids import COUNTED_FROM_START
 from gpulens.receivers.nvml.assembly import WINDOWED, Assembly
 from gpulens.receivers.nvml.config import NvmlConfig
 from gpulens.receivers.nvml.messages import Line, Reading, Shape
-from tests.receivers.nvml.kit import A, B, Card, Rig, S, Stage, entity, rows, series_of, spelled
+from tests.receivers.nvml.kit import XID, A, B, Card, Rig, S, Stage, entity, rows, series_of, spelled, xids
 
 T0 = 1_700_000_000 * S
-XID = "gpu.xid.errors"
-
-
-def xids(batch: Batch) -> dict[str, tuple[object, int]]:
-    """code -> (total, start) of A."""
-    return {
-        series.text("gpu.xid"): (value, start)
-        for (_, series, value), start in zip(series_of(batch), batch.starts(), strict=True)
-        if series.metric.name == XID and series.text("hw.id") == A
-    }
 
 
 def states(rig: Rig) -> dict[str, object]:
@@ -276,6 +265,24 @@ async def test_another_epoch_is_a_new_start_even_where_the_total_is_higher() -> 
     assert energy == [(100.0, S), (500.0, S + ms), (500.0, S + ms), (3.0, 21 * S + ms)]
 
 
+async def test_what_the_card_keeps_goes_on_through_another_epoch() -> None:
+    """Errors of its whole life, rows and pages: neither a reset nor another driver starts them anew; a fall does."""
+    stage = Stage()
+    keys = ("errors.ecc_aggregate.corrected", "rows.corrected", "pages.corrected")
+    stage.cards[A].errors = {**dict.fromkeys(keys, 5), "errors.ecc.corrected": 5}
+    async with Rig(stage.start) as rig:
+        await rig.advance(5)
+        stage.cards[A].epoch = 2
+        stage.cards[A].errors = {**dict.fromkeys(keys, 6), "errors.ecc.corrected": 6}
+        await rig.advance(30)
+        stage.cards[A].errors = {**dict.fromkeys(keys, 1), "errors.ecc.corrected": 6}
+        await rig.advance(30)
+    starts = [batch.starts() for batch in rig.of("errors")]
+    kept, volatile = [each[:3] for each in starts], [each[3] for each in starts]
+    assert kept[0] == kept[1] != kept[2]
+    assert volatile[0] < volatile[1] == volatile[2]
+
+
 async def test_gauges_have_no_start() -> None:
     """Only counters do."""
     stage = Stage()
@@ -308,86 +315,6 @@ def test_a_counter_never_steps_back_under_one_start(ticks: list[tuple[int | None
                 seen[start] = value
 
 
-# --- XIDs
-
-
-async def test_the_codes_that_matter_exist_from_the_start() -> None:
-    """At 0 for each GPU, with the time of its first sight as the start."""
-    stage = Stage()
-    async with Rig(stage.start) as rig:
-        await rig.advance(25)
-    assert xids(rig.of()[0]) == {str(code): (0, T0 + S) for code in COUNTED_FROM_START}
-    assert xids(rig.of()[-1]) == xids(rig.of()[0])
-
-
-async def test_another_code_is_sent_as_0_before_its_first_1() -> None:
-    """In a partial batch of its own, under the same start, which is when it happened."""
-    stage = Stage()
-    async with Rig(stage.start) as rig:
-        await rig.advance(5)
-        stage.puppet.say("event", gpu=A, kind="xid", code=31, gi=None, ci=None)
-        stage.puppet.say("event", gpu=A, kind="xid", code=31, gi=None, ci=None)
-        await rig.advance(20)
-    _, zero, first, later = rig.of()
-    begin = T0 + 5 * S - 1_000_000
-    assert not zero.complete
-    assert zero.latest_ns() == begin
-    assert xids(zero) == {"31": (0, begin)}
-    assert xids(first)["31"] == xids(later)["31"] == (2, begin)
-    (series,) = [s for _, s, _ in series_of(first) if s.text("gpu.xid") == "31"]
-    assert series.text("gpu.xid.class") == "application"
-    assert first.complete
-
-
-async def test_an_xid_before_the_first_tick_is_an_increase_too() -> None:
-    """Also of a code that exists from the start: its first point would be 1 otherwise."""
-    stage = Stage()
-    async with Rig(stage.start) as rig:
-        await rig.advance(0.5)
-        stage.puppet.say("event", gpu=A, kind="xid", code=79, gi=None, ci=None)
-        await rig.advance(1)
-    zero, first = rig.of()
-    assert xids(zero) == {"79": (0, T0 + S // 2)}
-    assert xids(first)["79"] == (1, T0 + S // 2)
-
-
-async def test_totals_outlive_the_process_that_saw_the_events() -> None:
-    """They are ours; they neither fall nor start anew when it dies, or the driver is loaded anew."""
-    stage = Stage()
-    async with Rig(stage.start) as rig:
-        await rig.advance(5)
-        stage.puppet.say("event", gpu=A, kind="xid", code=79, gi=None, ci=None)
-        stage.puppet.die(-9)
-        await rig.advance(10)
-        assert xids(rig.of()[-1])["79"] == (1, T0 + S)
-        stage.cards[A].epoch = 9
-        stage.puppet.say("event", gpu=A, kind="xid", code=79, gi=None, ci=None)
-        await rig.advance(10)
-        assert xids(rig.of()[-1])["79"] == (2, T0 + S)
-
-
-async def test_each_xid_is_an_event_with_its_evidence() -> None:
-    """One OTLP log record each, once, stamped with the time at which it was told."""
-    stage = Stage()
-    async with Rig(stage.start) as rig:
-        await rig.advance(5)
-        stage.puppet.say("event", gpu=A, kind="xid", code=94, gi=3, ci=0)
-        stage.puppet.say("event", gpu=A, kind="mig", code=1)
-        await rig.advance(20)
-    events = [batch.events for batch in rig.of()]
-    assert [len(each) for each in events] == [0, 1, 0]
-    message = ResourceLogs.FromString(events[1][0])
-    (record,) = message.scope_logs[0].log_records
-    assert {pair.key: pair.value.string_value for pair in record.attributes} == {
-        "hw.id": A, "gpu.xid": "94", "gpu.xid.class": "hardware", "gpu.mig.gi": "3", "gpu.mig.ci": "0",
-    }  # fmt: skip
-    assert record.event_name == "gpu.xid"
-    assert record.time_unix_nano == T0 + 5 * S
-    assert record.severity_text == "ERROR"
-    assert {pair.key for pair in message.resource.attributes} >= {"k8s.node.name"}
-    assert message.scope_logs[0].scope.name == "gpulens/nvml"
-
-
 # --- states
 
 
@@ -414,6 +341,20 @@ async def test_a_state_follows_from_what_is_known(
     async with Rig(stage.start) as rig:
         await rig.advance(12)
         assert {name for name, value in states(rig).items() if value == 1} == {state}
+
+
+async def test_a_row_that_can_not_be_read_does_not_heal_a_gpu() -> None:
+    """What was known of it holds until it is read again; a row that is gone was at 0 for long."""
+    stage = Stage()
+    stage.cards[A].errors = {"rows.failed": 1}
+    async with Rig(stage.start) as rig:
+        await rig.advance(12)
+        stage.cards[A].errors = {"rows.failed": None}
+        await rig.advance(40)
+        assert states(rig)["failed"] == 1
+        stage.cards[A].errors = {}
+        await rig.advance(40)
+        assert states(rig) == {"failed": 0, "ok": 1}
 
 
 async def test_of_a_gpu_that_hangs_no_state_is_told() -> None:

@@ -171,6 +171,23 @@ def slot_code(i):
     assert child.code("n.nvmlDeviceGetUtilizationRates(h0)") == 0
 
 
+def test_uncorrected_errors_outside_dram_are_told_by_instances(fake: FakeNvml, started: Callable[[], Child]) -> None:
+    """Of a partitioned GPU not at all, by place; a total of an instance only where the state gives it one."""
+    gpu = fake.add_gpu("H100")
+    sram = "n.nvmlDeviceGetMemoryErrorCounter({}, 1, 0, 7)"
+    child = started()
+    assert child.value(sram.format("h0")) == 0
+    (one,) = fake.set_mig(gpu, ["1g.10gb"])
+    fake.set(one.uuid, {"ecc.1.0.7": 3})
+    child.do("m0 = n.nvmlDeviceGetMigDeviceHandleByIndex(h0, 0)")
+    assert child.value(sram.format("m0")) == 3
+    assert child.code(sram.format("h0")) == NOT_SUPPORTED
+    assert child.code("n.nvmlDeviceGetTotalEccErrors(m0, 1, 0)") == NOT_SUPPORTED
+    assert child.value("n.nvmlDeviceGetMemoryErrorCounter(h0, 1, 0, 2)") == 0
+    fake.set(one.uuid, {"ecc.1.0": 4})
+    assert child.value("n.nvmlDeviceGetTotalEccErrors(m0, 1, 0)") == 4
+
+
 def test_an_instance_has_gpm_windows_of_its_own(fake: FakeNvml, started: Callable[[], Child]) -> None:
     """GPM by GPU-instance id and by MIG handle both measure the instance, and no window spans a new cut."""
     gpu = fake.add_gpu("H100")

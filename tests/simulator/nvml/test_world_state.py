@@ -176,10 +176,16 @@ def test_every_process_has_a_start_time(node: Node) -> None:
         assert int(fields[21]) >= 0
 
 
-async def test_simulate_keeps_a_library_and_its_state(cache: Path, tmp_path: Path) -> None:
-    """`simulate --nvml` puts the library, the state and /proc into the folder and says where they are."""
-    said: list[str] = []
+async def test_simulate_serves_a_library_and_its_state(cache: Path, tmp_path: Path) -> None:
+    """`simulate --nvml` puts the library, the state and /proc into the folder and says where they are; they go with
+    it."""
     folder = tmp_path / "nvml"
+    told: list[tuple[bool, bool, bool]] = []
+
+    def say(text: str) -> None:
+        state = (folder / "state").read_text()
+        told.append((str(folder) in text and (folder / LIBRARY).exists(), "gpu.7.uuid" in state, any_process(folder)))
+
     await simulate(
         "demo",
         dcgm="127.0.0.1:0",
@@ -187,12 +193,15 @@ async def test_simulate_keeps_a_library_and_its_state(cache: Path, tmp_path: Pat
         kubelet=str(tmp_path / "k.sock"),
         nvml=str(folder),
         duration=0.01,
-        say=said.append,
+        say=say,
     )
-    assert str(folder) in said[0]
-    assert (folder / LIBRARY).exists()
-    assert "gpu.7.uuid" in (folder / "state").read_text()
-    assert await asyncio.to_thread(lambda: any((folder / "proc").iterdir()))
+    assert told == [(True, True, True)]
+    assert not await asyncio.to_thread(folder.exists)
+
+
+def any_process(folder: Path) -> bool:
+    """Whether there is a process in the folder's /proc."""
+    return any((folder / "proc").iterdir())
 
 
 async def test_simulate_goes_on_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
