@@ -192,7 +192,7 @@ def child_costs(fake: FakeNvml) -> tuple[float, list[nvml_child.Cost]]:
 def main() -> None:
     """Prints the tables."""
     if importlib.util.find_spec("pynvml") is None:
-        print("skipped: nvidia-ml-py is not installed (pip install 'gpulens[nvidia]')")
+        print("skipped: nvidia-ml-py is not installed (pip install '.[nvidia]')")
         return
     with tempfile.TemporaryDirectory(prefix="gpulens-bench-") as name:
         try:

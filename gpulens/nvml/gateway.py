@@ -100,7 +100,7 @@ def import_binding() -> ModuleType:
             warnings.simplefilter("ignore", FutureWarning)
             binding = importlib.import_module("pynvml")
     except ImportError as error:
-        raise BindingError("nvidia-ml-py is not installed: pip install 'gpulens[nvidia]'") from error
+        raise BindingError("nvidia-ml-py is not installed: pip install '.[nvidia]' in the checkout") from error
     lacking = [name for name in _NEEDED if not hasattr(binding, name)]
     if lacking:
         raise BindingError(

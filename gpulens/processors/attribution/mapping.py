@@ -13,7 +13,7 @@ from gpulens.pipeline.catalogue import MetricScope, scope_of
 from gpulens.pipeline.data import Identity, Projection, Resource, Scope, Series, build_layout
 from gpulens.processors.attribution.devices import DeviceMap
 from gpulens.processors.attribution.ownership import Owner
-from gpulens.processors.attribution.plan import Plan, home_of, node_of, owner_of, with_owner
+from gpulens.processors.attribution.plan import PROCESS, Plan, home_of, node_of, owner_of, with_owner
 from gpulens.processors.attribution.words import VENDOR
 
 OWN = Scope("gpulens")
@@ -95,8 +95,8 @@ class _Targets:
         if series.metric.name == "gpu.allocated":
             # Which source counts may change while the allocation lasts: the series is attribution's own word.
             owned = self._owned(slot, resource)
-            if slot in self._plan.claimed and owned is resource:
-                return  # an allocation counts by names; to whom this one belongs is not known yet
+            if owned is resource and (slot in self._plan.claimed or series.text("gpu.allocation.source") == PROCESS):
+                return  # an allocation counts by names; this one's are not known yet, or it is a host process's
             if (node_of(resource), owner_of(resource)) in self._view.ended:
                 return
             yield from ((owned, OWN, self._named(series, key, known)) for key in self._granted(identity, keys))

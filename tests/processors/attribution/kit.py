@@ -225,7 +225,7 @@ def processes(at_s: float, *seen: Proc, node: Resource = NODE, allocate: bool = 
         rows.append((resource, "gpu.process.memory.usage", attrs, each.memory))
         if each.busy is not None:
             rows.append((resource, "gpu.process.utilization", attrs, each.busy))
-        if allocate and resource != node and (resource, each.device) not in holding:
+        if allocate and (resource, each.device) not in holding:
             holding.add((resource, each.device))
             claim = {"hw.id": each.device, "gpu.allocation.source": "process"}
             rows.append((resource, "gpu.allocated", claim, 1))

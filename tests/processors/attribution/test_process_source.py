@@ -66,6 +66,8 @@ def test_a_process_of_the_host_keeps_the_device_from_the_pods() -> None:
         feed(join, activity(at(second + 5)), activity(at(second + 5), 0.1, OTHER, stream="nvml/2"))
     assert {point[:2] for point in sink.points("gpu.sm.active")[2:]} == {("", GPU), ("b", OTHER)}
     assert sink.reasons() == {("a", GPU): ("process", "shared"), ("b", OTHER): ("process", "")}
+    # A 1 on the node's resource would read as 'the node holds it'.
+    assert {point[:2] for point in sink.points("gpu.allocated")} == {("a", GPU), ("b", OTHER)}
 
 
 def test_processes_of_the_host_alone_silence_no_page() -> None:
