@@ -29,6 +29,8 @@ from gpulens.receivers.nvml.scraper import NvmlReceiver, build
 A, B = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"
 S = 10**9
 XID = "gpu.xid.errors"
+LIMIT_S = 20.0
+"""How long a real process has for anything."""
 
 Lines = Sequence[tuple[int, str, Mapping[str, Json], Mapping[str, Json] | None]]
 
@@ -302,6 +304,14 @@ class Live(Rig):
 
     async def __aexit__(self, *error: object) -> None:
         await self.receiver.shutdown()  # a real process stops in real time
+        await self.gone()  # one given up by the virtual clock may still be on its way
+
+    async def gone(self) -> None:
+        """Waits until every process so far has ended and was reaped, before virtual time runs out for one that needs
+        real time to go. Raises TimeoutError."""
+        async with asyncio.timeout(LIMIT_S):
+            for child in self.children:
+                await child.wait()
 
     @property
     def conversation(self) -> Conversation:
@@ -371,7 +381,7 @@ def spelled(series: Series) -> str:
     return f"{series.metric.name}{{{values}}}" if values else series.metric.name
 
 
-async def until(holds: Callable[[], object], limit_s: float = 20.0) -> None:
+async def until(holds: Callable[[], object], limit_s: float = LIMIT_S) -> None:
     """Gives a real process time. Raises TimeoutError."""
     async with asyncio.timeout(limit_s):
         while not holds():  # noqa: ASYNC110 - another process makes it hold; nothing here could set an event

@@ -78,11 +78,13 @@ async def test_a_bad_process_fails_its_ticks_and_is_replaced(
     async with live(mode) as rig:
         await until(lambda: len(rig.children) >= 2)  # the inventory is asked for at once
         for _ in range(3):
+            await rig.gone()  # none of them is to be killed
             ticks = len(rig.up)
             await rig.advance(10 if ticks else 1)
             await until(partial(went_on, rig, ticks))
         assert 1 not in rig.up
         assert any(words in text for _, text in rig.statuses)
+        assert rig.telemetry.value("gpulens_nvml_kills") == 0
 
 
 async def test_a_process_that_says_nothing_is_found_out() -> None:
