@@ -135,7 +135,7 @@ class TierScraper:
                     node.status.learn_errors(gpu, reading)
             if self._tier is Tier.INVENTORY:
                 node.forget_all_but({*answer.gpus, *away})
-                return self._inventory(answer, away)
+                return self._inventory(answer)
             head = self._head() if self._tier is Tier.PROCESSES else NO_EXTRAS
             return Scraped(self._assembly.batch(answer.readings, {}, node.clock.now_ns(), head=head))
 
@@ -146,12 +146,11 @@ class TierScraper:
         driver = self._node.conversation.driver
         return Extras([Extra(self._visible, int(driver is not None and driver.pids))])
 
-    def _inventory(self, answer: Answer, away: Collection[str]) -> Scraped:
-        """Who a GPU is stays known while it is away."""
+    def _inventory(self, answer: Answer) -> Scraped:
+        """Who a GPU is stays known while it is listed: also when it hangs, and when it is away."""
         known = {**self._identities, **answer.readings}
         self._identities = {gpu: each for gpu, each in known.items() if gpu in self._assembly.gpus}
-        told = {gpu: each for gpu, each in self._identities.items() if gpu in answer.readings or gpu in away}
-        return Scraped(self._assembly.batch(told, {}, self._node.clock.now_ns()))
+        return Scraped(self._assembly.batch(self._identities, {}, self._node.clock.now_ns()))
 
     def _activity(self, answer: Answer, away: Collection[str], previous_s: float) -> Scraped:
         node, now_ns = self._node, self._node.clock.now_ns()

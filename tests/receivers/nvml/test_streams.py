@@ -358,7 +358,7 @@ async def test_a_row_that_can_not_be_read_does_not_heal_a_gpu() -> None:
 
 
 async def test_of_a_gpu_that_hangs_no_state_is_told() -> None:
-    """Neither ok nor failed; when it answers again it is what it was."""
+    """Neither ok nor failed; when it answers again it is what it was. Who it is stays known."""
     stage = Stage()
     stage.cards[B] = Card()
     async with Rig(stage.start) as rig:
@@ -366,6 +366,8 @@ async def test_of_a_gpu_that_hangs_no_state_is_told() -> None:
         stage.cards[A].silent = ("hung", 0)
         await rig.advance(10)
         assert states(rig) == {"ok": None}
+        await rig.advance(60)
+        assert rig.last("inventory")["gpu.device.info", A] == 1
         stage.cards[A].silent = None
         await rig.advance(10)
         assert states(rig) == {"ok": 1}
