@@ -8,7 +8,6 @@ on purpose, and nothing inside it ever ends the process after start-up.
     ├── StartError             a component could not start (port in use, missing extra); ends the start-up
     ├── DecodeError            bytes from outside that are not what they should be
     ├── ScrapeError            a source could not be read at this tick
-    │   └── PartialScrapeError some of it could be read; carries how many items were not
     └── ExportError            a destination did not take the data
         ├── PermanentError     sending it again can't help: drop and count
         ├── RetryableError     the same bytes may be taken later, not before `delay_s`
@@ -71,14 +70,6 @@ class ScrapeError(GpulensError):
     def __init__(self, message: str, reason: str = "failed") -> None:
         super().__init__(message)
         self.reason = reason
-
-
-class PartialScrapeError(ScrapeError):
-    """Some items of a source could not be read; what could be read is still used. `failed` counts the rest."""
-
-    def __init__(self, message: str, failed: int, reason: str = "partial") -> None:
-        super().__init__(message, reason)
-        self.failed = failed
 
 
 class ExportError(GpulensError):

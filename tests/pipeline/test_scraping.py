@@ -15,7 +15,7 @@ from gpulens.pipeline.catalogue import metric
 from gpulens.pipeline.clock import Clock, VirtualClock
 from gpulens.pipeline.component import Settings
 from gpulens.pipeline.data import Batch, Block, Layout, Scope, Series, Value
-from gpulens.pipeline.errors import PartialScrapeError, RefusedError, ScrapeError
+from gpulens.pipeline.errors import RefusedError, ScrapeError
 from gpulens.pipeline.journal import ComponentLog
 from gpulens.pipeline.scraping import (
     DeadlineError,
@@ -250,18 +250,6 @@ async def test_a_source_that_comes_back_is_complete_again() -> None:
     assert said(rig.batches[-1]) == {"gpu.source.up": 1, "gpu.source.interval": 10.0, "gpu.sm.active": 0.5}
     assert rig.batches[-1].complete
     assert [status for status, _ in rig.reports] == [Status.RECOVERABLE, Status.OK]
-
-
-async def test_a_partial_error_from_the_scraper_is_a_failure() -> None:
-    """A scraper that raises PartialScrapeError gave nothing; parts are returned with a problem instead."""
-
-    async def partial(now_ns: int) -> Scraped:
-        raise PartialScrapeError("three devices did not answer", 3)
-
-    rig = Rig(delay_s=0, answer=partial)
-    await rig.run(1)
-    assert said(rig.batches[0])["gpu.source.up"] == 0
-    assert rig.telemetry.value("otelcol_scraper_errored_metric_points", reason="partial") == 1
 
 
 async def test_a_source_that_is_read_in_part_is_up_and_partial() -> None:
