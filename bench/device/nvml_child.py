@@ -6,7 +6,6 @@ import os
 import select
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from gpulens.nvml.launch import COMMAND
 from gpulens.nvml.protocol import HEADER, Do, Message, Say, Tier, frame, message, size
 
 _START_S = 30.0  # without persistence mode starting NVML takes seconds a GPU
@@ -31,7 +31,7 @@ class Child:
     def __init__(self, environment: Mapping[str, str], said: IO[bytes]) -> None:
         self._said = said
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "gpulens.nvml"],
+            COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,

@@ -134,6 +134,11 @@ class Context:
             code=failure.code,
         )
 
+    def hung(self, gpu: str, call: str) -> None:
+        """Tells everybody that a thread was left behind in a call; `gpu` is empty for calls that are no GPU's."""
+        self.say(Say.HUNG, gpu=gpu, call=call)
+        self.note(f"{call} of {gpu} hangs" if gpu else f"{call} hangs")
+
     def note(self, text: str) -> None:
         """One line about a change of state, for the log of the agent."""
         sys.stderr.write(f"{text}\n")

@@ -77,8 +77,7 @@ class Control:
         return next((one for one in self.workers if one.uuid == uuid), None)
 
     def _left(self, gpu: str, call: str) -> None:
-        self._context.say(Say.HUNG, gpu=gpu, call=call)
-        self._context.note(f"{call} of {gpu} hangs" if gpu else f"{call} hangs")
+        self._context.hung(gpu, call)
         if not gpu and not self._context.gateway.up:
             self._say_down(Failure(Reason.HUNG, 0, call), "the driver's library does not answer")
 

@@ -47,8 +47,7 @@ class Events:
         )
 
     def _left(self, gpu: str, call: str) -> None:
-        self._context.say(Say.HUNG, gpu=gpu, call=call)
-        self._context.note(f"{call} of {gpu} hangs" if gpu else f"{call} hangs")
+        self._context.hung(gpu, call)
         self._quiet.set()
 
     def _work(self, line: Line, again: bool) -> None:

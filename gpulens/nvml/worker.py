@@ -177,8 +177,7 @@ class Worker:
 
     def _left(self, gpu: str, call: str) -> None:
         """The thread was left behind in a call."""
-        self._context.say(Say.HUNG, gpu=gpu, call=call)
-        self._context.note(f"{call} of {gpu} hangs")
+        self._context.hung(gpu, call)
         self._hung = True
         self._answer_all(Failure(Reason.HUNG, 0, call))
 

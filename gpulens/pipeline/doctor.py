@@ -20,6 +20,7 @@ from typing import Final
 from gpulens.config import ServiceConfig
 from gpulens.config.ids import ComponentID, Kind
 from gpulens.config.service import ComponentEntry
+from gpulens.nvml.launch import COMMAND
 from gpulens.pipeline import doctor_driver, doctor_node, doctor_nvml, doctor_report
 from gpulens.pipeline.doctor_nvml import Answer, Dcgm
 from gpulens.pipeline.doctor_report import Finding, Need, Report, Verdict
@@ -37,7 +38,7 @@ class Surroundings:
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     python_path: Sequence[str] = field(default_factory=lambda: tuple(sys.path))
-    child: Sequence[str] = doctor_nvml.CHILD
+    child: Sequence[str] = COMMAND
     dcgm_url: str = doctor_node.DCGM_PAGE
     nvml_deadline_s: float = doctor_nvml.DEADLINE_S
     nvml_window_s: float = doctor_nvml.WINDOW_S

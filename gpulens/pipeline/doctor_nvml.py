@@ -11,21 +11,18 @@ import os
 import re
 import selectors
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Final
 
-import gpulens
+from gpulens.nvml.launch import environment
 from gpulens.nvml.protocol import HEADER, Do, Json, Message, ProtocolError, Say, Tier, frame, message, size
 from gpulens.nvml.reason import Reason
 from gpulens.pipeline.doctor_report import Finding, Verdict
 
-CHILD: Final = (sys.executable, "-m", "gpulens.nvml")
 DEADLINE_S: Final = 20.0
 """Starting NVML takes seconds on a node without the persistence daemon."""
 WINDOW_S: Final = 1.2
@@ -240,7 +237,7 @@ def ask(
     """
     begun = time.monotonic()
     try:
-        talk = _Conversation(command, _environment(environ, folders), begun + deadline_s, goodbye_s)
+        talk = _Conversation(command, environment(environ, folders), begun + deadline_s, goodbye_s)
     except OSError as error:
         return Answer(problem=f"could not be started: {error}")
     try:
@@ -269,20 +266,6 @@ def _interview(talk: _Conversation, window_s: float, call_timeout_s: float) -> N
     talk.until(lambda: False, before=time.monotonic() + window_s)
     talk.say({"do": Do.READ.value, "tick": 2, "tier": Tier.FAST.value})
     talk.until(lambda: answer.complete(Tier.FAST))
-
-
-def _environment(environ: Mapping[str, str], folders: Sequence[str]) -> dict[str, str]:
-    """The child finds gpulens also when it runs from a checkout, and the driver's library where we found it."""
-    package = str(Path(gpulens.__file__).parents[1])
-    out = dict(environ)
-    out["PYTHONPATH"] = _joined(package, environ.get("PYTHONPATH", ""))
-    if folders:
-        out["LD_LIBRARY_PATH"] = _joined(*folders, environ.get("LD_LIBRARY_PATH", ""))
-    return out
-
-
-def _joined(*parts: str) -> str:
-    return ":".join(part for part in parts if part)
 
 
 # --- findings ----------------------------------------------------------------------------------------------------

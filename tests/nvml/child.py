@@ -6,7 +6,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from gpulens.nvml.launch import COMMAND
 from gpulens.nvml.protocol import HEADER, Json, frame, size
 
 REPO = Path(__file__).resolve().parents[2]
@@ -70,7 +70,7 @@ class Child:
 
     def __init__(self, env: Mapping[str, str], **configure: Json) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "gpulens.nvml"],
+            COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

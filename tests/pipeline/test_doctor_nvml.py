@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulens.pipeline.doctor_nvml import CHILD, SM_ACTIVE, Answer, ask, gpus, nvml
+from gpulens.nvml.launch import COMMAND
+from gpulens.pipeline.doctor_nvml import SM_ACTIVE, Answer, ask, gpus, nvml
 from gpulens.pipeline.doctor_report import Verdict
 from gpulens.simulator.nvml.build import BuildError
 from gpulens.simulator.nvml.state import FakeNvml
@@ -141,7 +142,7 @@ def test_the_real_child_on_the_fake_library(fake: FakeNvml) -> None:
     h100, a100 = fake.add_gpu("H100", minor=0), fake.add_gpu("A100", minor=1)
     fake.set_mig(a100, ["3g.20gb", "1g.5gb"])
     with fake as environ:
-        answer = ask(CHILD, {**os.environ, **environ})
+        answer = ask(COMMAND, {**os.environ, **environ})
     assert answer.problem == ""
     assert nvml(answer).ok, nvml(answer)
     found = {each.facts["uuid"]: each for each in gpus(answer, {row.key: row.metric for row in ROWS})}
@@ -157,7 +158,7 @@ def test_a_gpu_that_hangs_under_the_real_child(fake: FakeNvml) -> None:
     fake.delay("nvmlDeviceGetPowerUsage", 60_000, hangs)
     begun = time.monotonic()
     with fake as environ:
-        answer = ask(CHILD, {**os.environ, **environ}, window_s=0.0, call_timeout_s=0.5)
+        answer = ask(COMMAND, {**os.environ, **environ}, window_s=0.0, call_timeout_s=0.5)
     assert time.monotonic() - begun < 15
     assert ("nvmlDeviceGetPowerUsage", hangs) in [(call, gpu) for gpu, call in answer.hung]
     assert nvml(answer).verdict is Verdict.WARN
@@ -171,7 +172,7 @@ def test_a_library_that_hangs_under_the_real_child(fake: FakeNvml) -> None:
     fake.delay("nvmlInitWithFlags", 60_000)
     begun = time.monotonic()
     with fake as environ:
-        found = nvml(ask(CHILD, {**os.environ, **environ}, goodbye_s=0.5, call_timeout_s=0.5))
+        found = nvml(ask(COMMAND, {**os.environ, **environ}, goodbye_s=0.5, call_timeout_s=0.5))
     assert time.monotonic() - begun < 15
     assert found.verdict is Verdict.MISSING
     assert "does not answer" in found.finding
@@ -182,7 +183,7 @@ def test_the_real_child_without_a_driver(fake: FakeNvml) -> None:
     """A driver that is not loaded is told with NVML's code and its fix."""
     fake.init(18)
     with fake as environ:
-        found = nvml(ask(CHILD, {**os.environ, **environ}))
+        found = nvml(ask(COMMAND, {**os.environ, **environ}))
     assert found.verdict is Verdict.MISSING
     assert found.facts["code"] == 18
     assert "restart this pod" in found.fix

@@ -7,21 +7,13 @@ outlive every signal.
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from subprocess import PIPE
 from typing import Final, Protocol, cast
 
-import gpulens
-from gpulens.nvml.places import LIBRARY_FOLDERS
 from gpulens.nvml.protocol import HEADER, Json, Message, ProtocolError, frame, message, size
 from gpulens.pipeline.clock import Clock
 from gpulens.pipeline.journal import ComponentLog
-
-# -P: a module of the current folder must not be taken for one of ours.
-COMMAND: Final = (sys.executable, "-P", "-m", "gpulens.nvml")
 
 _LINES_A_MINUTE: Final = 20
 _LINE_BYTES: Final = 500
@@ -62,22 +54,6 @@ class Child(Protocol):
 
 Start = Callable[[Listener], Awaitable[Child]]
 """Starts a process. Raises OSError."""
-
-
-def environment(inherited: Mapping[str, str], folders: Sequence[str]) -> dict[str, str]:
-    """The child's environment: the library is found by LD_LIBRARY_PATH, which the loader reads at exec only, and the
-    child imports the same gpulens as we, from a checkout too."""
-    libraries = folders or [folder for folder in LIBRARY_FOLDERS if Path(folder).is_dir()]
-    ours = str(Path(gpulens.__file__).parent.parent)
-    return {
-        **inherited,
-        "LD_LIBRARY_PATH": _path(*libraries, inherited.get("LD_LIBRARY_PATH", "")),
-        "PYTHONPATH": _path(ours, inherited.get("PYTHONPATH", "")),
-    }
-
-
-def _path(*parts: str) -> str:
-    return os.pathsep.join(part for part in parts if part)
 
 
 def starter(command: Sequence[str], env: Mapping[str, str], clock: Clock, log: ComponentLog) -> Start:

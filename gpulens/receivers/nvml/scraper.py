@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gpulens.nvml.launch import COMMAND, environment
 from gpulens.nvml.protocol import Message, Tier
 from gpulens.nvml.reason import Reason
 from gpulens.nvml.table import BY_KEY
@@ -27,7 +28,7 @@ from gpulens.receivers.nvml.conversation import Conversation
 from gpulens.receivers.nvml.device_status import DeviceStatus
 from gpulens.receivers.nvml.health import Health
 from gpulens.receivers.nvml.messages import Answer, Attrs, Reading
-from gpulens.receivers.nvml.process import COMMAND, Start, environment, starter
+from gpulens.receivers.nvml.process import Start, starter
 from gpulens.receivers.nvml.supervisor import Supervisor
 from gpulens.receivers.nvml.xid_totals import MOST_RECORDS, XidTotals, before_batch, log_records
 

@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 import gpulens
+from gpulens.nvml.launch import environment
 from gpulens.nvml.protocol import Tier
 from gpulens.receivers.nvml.config import NvmlConfig
-from gpulens.receivers.nvml.process import environment
 from gpulens.receivers.nvml.trouble import explain
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gpulens.nvml.launch import COMMAND, environment
 from gpulens.pipeline.catalogue import CATALOGUE, MetricScope, scope_of
 from gpulens.pipeline.data import Value
-from gpulens.receivers.nvml.process import COMMAND, environment
 from gpulens.simulator.nvml.build import BuildError
 from gpulens.simulator.nvml.profiles import PROFILES
 from gpulens.simulator.nvml.state import FakeNvml, FakeProcess
